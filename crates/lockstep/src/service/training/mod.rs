@@ -12,6 +12,7 @@
 //! | `failure` | why a request failed |
 //! | `path` | the paths of saved states |
 //! | `queue` | the order of a model's requests |
+//! | `seen` | requests that arrive again |
 //! | `learners` | the owner's part: adapters, gradients, optimizers |
 //! | `samplers` | samplers and their requests |
 //! | `store` | saved states on disk |
@@ -22,6 +23,7 @@ mod learners;
 mod path;
 mod queue;
 mod samplers;
+mod seen;
 mod store;
 
 pub use self::failure::Failure;

@@ -8,6 +8,7 @@
 //! - A request that was refused has used up its number.
 //! - Requests after a number that has not arrived wait. [`give_up`](OrderedQueue::give_up) ends the wait.
 
+use super::seen::Seen;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -56,38 +57,36 @@ pub struct OrderedQueue<T> {
     /// The number of the request that is computed next.
     next: u64,
     waiting: BTreeMap<u64, Slot<T>>,
-    /// The id and the fingerprint of the latest requests by their numbers.
-    seen: BTreeMap<u64, (u64, u128)>,
+    seen: Seen,
 }
 
 impl<T> OrderedQueue<T> {
     /// A queue that begins with the number `first`.
     pub fn new(first: u64) -> OrderedQueue<T> {
-        OrderedQueue { next: first, waiting: BTreeMap::new(), seen: BTreeMap::new() }
+        OrderedQueue { next: first, waiting: BTreeMap::new(), seen: Seen::new(MOST_SEEN) }
     }
 
     /// Accepts the request `number` with the id `id`. Requests that arrive again have the same fingerprint.
     pub fn submit(&mut self, number: u64, id: u64, fingerprint: u128, job: T) -> Submitted {
-        match self.seen.get(&number) {
-            Some((id, seen)) if *seen == fingerprint => return Submitted::Repeated(*id),
-            Some(_) => return Submitted::Conflict,
-            None if self.waiting.contains_key(&number) => return Submitted::Conflict,
-            None if number < self.next || number - self.next > MOST_AHEAD => return Submitted::OutOfRange,
-            None => {}
+        match self.seen.find(number, fingerprint) {
+            Some(known) => known,
+            None if !self.is_in_range(number) => Submitted::OutOfRange,
+            None => {
+                self.waiting.insert(number, Slot::Job(job));
+                self.seen.submit(number, id, fingerprint)
+            }
         }
-        self.seen.insert(number, (id, fingerprint));
-        while self.seen.len() > MOST_SEEN {
-            self.seen.pop_first();
-        }
-        self.waiting.insert(number, Slot::Job(job));
-        Submitted::New
     }
 
     /// Uses up a number whose request was refused. `is_data`: the request had data for the next step.
     pub fn refuse(&mut self, number: u64, is_data: bool) {
-        if number >= self.next && number - self.next <= MOST_AHEAD {
-            self.waiting.entry(number).or_insert(Slot::Refused { is_data });
+        if self.is_in_range(number) && self.seen.refuse(number) {
+            self.waiting.insert(number, Slot::Refused { is_data });
         }
+    }
+
+    fn is_in_range(&self, number: u64) -> bool {
+        (self.next..=self.next.saturating_add(MOST_AHEAD)).contains(&number)
     }
 
     /// Removes the next request, if it has arrived.

@@ -3,12 +3,12 @@
 use super::failure::Failure;
 use super::path::StatePath;
 use super::queue::Submitted;
+use super::seen::Seen;
 use super::store::Saved;
 use super::{Inner, Training, no_model};
 use crate::rollouts::lineage::Lineage;
 use model::{Adapter, Updates};
 use rollout::{AdapterVersion, ModelVersion};
-use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -35,9 +35,7 @@ pub struct Sampler {
 /// A sampler and its requests.
 pub(super) struct Sampled {
     pub(super) sampler: Sampler,
-    seen: HashMap<u64, (u64, u128)>,
-    /// The numbers in `seen`, oldest first.
-    order: VecDeque<u64>,
+    seen: Seen,
     /// The number of clients that use it.
     clients: u64,
 }
@@ -103,20 +101,7 @@ impl Training {
         let mut inner = self.lock();
         let found = inner.samplers.get_mut(sampler).ok_or_else(|| no_sampler(sampler))?;
         let session = found.sampler.session.clone();
-        let submitted = match found.seen.get(&number) {
-            Some((id, seen)) if *seen == fingerprint => Submitted::Repeated(*id),
-            Some(_) => Submitted::Conflict,
-            None => {
-                found.seen.insert(number, (id, fingerprint));
-                found.order.push_back(number);
-                if found.order.len() > MOST_SEEN
-                    && let Some(oldest) = found.order.pop_front()
-                {
-                    found.seen.remove(&oldest);
-                }
-                Submitted::New
-            }
-        };
+        let submitted = found.seen.submit(number, id, fingerprint);
         if let Some(session) = inner.sessions.get_mut(&session) {
             session.seen = Instant::now();
         }
@@ -126,7 +111,7 @@ impl Training {
     /// Forgets the request `number` of a sampler, which was refused and may be sent again.
     pub fn forget_sample(&self, sampler: &str, number: u64) {
         if let Some(found) = self.lock().samplers.get_mut(sampler) {
-            found.seen.remove(&number);
+            found.seen.forget(number);
         }
     }
 
@@ -192,7 +177,7 @@ impl Inner {
         let (session, created) = (session.to_owned(), self.snapshots);
         self.open(&session)?.samplers.insert(number, id.clone());
         let sampler = Sampler { model, path: path.cloned(), seed, weights: Some(weights), session, created };
-        let sampled = Sampled { sampler, seen: HashMap::new(), order: VecDeque::new(), clients: 0 };
+        let sampled = Sampled { sampler, seen: Seen::new(MOST_SEEN), clients: 0 };
         self.samplers.insert(id.clone(), sampled);
         Ok(id)
     }
