@@ -29,15 +29,15 @@ pub use model::{Chat, FinishReason, did_you_mean};
 
 use self::load::Loaded;
 use self::owner::{Command, Deliver, Owner, Part, Slots};
-use self::training::{Failure, Job, Learners, Reply, Sampler, Saved, Snapshot, StatePath, Submitted, Training};
-use kernels::{Context, Memory};
+use self::training::{Failure, Job, Learners, Reply, Sampler, Snapshot, StatePath, Submitted, Training};
+use kernels::Context;
 use model::chat::ChatTemplate;
 use model::tokenizer::Tokenizer;
-use model::{GroupId, Prompt, Weights};
+use model::{GroupId, Prompt};
 use rollout::{ModelVersion, Request};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Requests without a seed are numbered from here on, so that their random numbers differ from those of every request
@@ -69,11 +69,9 @@ struct Shared {
     status: Arc<Mutex<Status>>,
     stops: AtomicBool,
     training: Arc<Training>,
-    /// The base weights, which never change.
-    base: Arc<Weights>,
+    model_type: &'static str,
     /// The directory of the base model.
     dir: PathBuf,
-    memory: Memory,
 }
 
 /// How a model calls tools, according to its chat template.
@@ -126,9 +124,8 @@ impl Service {
             status: Arc::clone(&status),
             stops: AtomicBool::new(false),
             training: training.clone(),
-            base: policy.weights.base.hold(),
+            model_type: policy.config().family.model_type,
             dir: policy.dir.clone(),
-            memory: ctx.memory().clone(),
         };
         let owner = Owner::new(loaded, Learners::new(ctx.clone(), training), received, status);
         std::thread::Builder::new().name("engine".to_owned()).spawn(move || owner.run())?;
@@ -147,7 +144,7 @@ impl Service {
 
     /// The type of the model, as in its `config.json`.
     pub fn model_type(&self) -> &str {
-        self.0.base.config.family.model_type
+        self.0.model_type
     }
 
     /// The directory of the model.
@@ -343,13 +340,19 @@ impl Service {
         self.wake();
     }
 
-    /// The id of the sampler `number` of a session: of the base model, or of a saved adapter.
+    /// The id of the sampler `number` of a session: of the base model, or of a saved adapter, which the owner loads.
     pub fn sampler(&self, session: &str, number: u64, path: Option<&StatePath>) -> Result<String, Failure> {
-        let Shared { models, base, memory, training, .. } = &*self.0;
-        let (name, version) = &models[0];
-        let Some(path) = path else { return training.sampler_of_base(session, number, *version) };
-        let load = |saved: &Saved| training.store.load(path, saved, memory, (name, base));
-        training.sampler_of_saved(session, number, path, *version, load)
+        let Shared { models, training, .. } = &*self.0;
+        let Some(path) = path else { return training.sampler_of_base(session, number, models[0].1) };
+        let (session, path) = (session.to_owned(), path.clone());
+        self.ask(move |reply| Command::Sampler { session, number, path, reply })?
+    }
+
+    /// Sends the owner a command that has a reply, and waits for the reply.
+    fn ask<T>(&self, command: impl FnOnce(SyncSender<T>) -> Command) -> Result<T, Refused> {
+        let (reply, received) = sync_channel(1);
+        self.0.commands.send(command(reply)).map_err(|_| Refused::Ended)?;
+        received.recv().map_err(|_| Refused::Ended)
     }
 
     /// Whether new requests are accepted.

@@ -2,14 +2,14 @@
 
 use super::load::Loaded;
 use super::request::Refused;
-use super::training::{Learners, Snapshot};
+use super::training::{Failure, Learners, Snapshot, StatePath};
 use crate::models::Policy;
 use model::columns::{Column, SAMPLER_LOGPS, TOP_IDS, TOP_LOGPS, Values};
 use model::{Adapter, Columns, FinishReason};
 use rollout::{Counters, Drive, Models, Outcome, Request, RequestId, RolloutGroup};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -78,6 +78,13 @@ pub(super) enum Command {
     },
     Cancel {
         number: u64,
+    },
+    /// Makes the sampler `number` of a session, of a saved adapter.
+    Sampler {
+        session: String,
+        number: u64,
+        path: StatePath,
+        reply: SyncSender<Result<String, Failure>>,
     },
     /// Requests for training wait.
     Train,
@@ -209,6 +216,11 @@ impl Owner {
         match command {
             Command::Train => {}
             Command::Cancel { number } => self.cancel(number),
+            Command::Sampler { session, number, path, reply } => {
+                let base = self.policy.weights.base.current();
+                // A client that has left needs no reply.
+                let _ = reply.send(self.learners.load_sampler(base, (&session, number), &path));
+            }
             Command::Generate { number, parts, snapshot, deliver } => {
                 for Part { place, request, slots } in parts {
                     let tokens = request.prompt.ids.len();

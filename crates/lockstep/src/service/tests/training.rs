@@ -342,3 +342,47 @@ fn a_closed_session_ends_its_models_and_old_samplers_lose_their_weights() {
     assert!(failure.message.contains("has ended"), "{failure:?}");
     assert!(service.training().info(&client.model).is_err());
 }
+
+#[test]
+fn a_saved_adapter_is_loaded_by_the_owner_alone() {
+    let home = Home::new();
+    let service = home.start(&home.options());
+    let path = {
+        let mut client = Client::new(&service, SPEC);
+        client.saved(Job::SaveForSampler { name: "a".to_owned() })
+    };
+    let used = || home.ctx.memory().usage().values().map(|usage| usage.bytes).sum::<usize>();
+    let session = service.training().open_session();
+    // The owner waits for a client that takes its first token late.
+    let (entered, waiting) = channel();
+    let (go, gone) = channel::<()>();
+    let gone = std::sync::Mutex::new(gone);
+    let slow = move |event| {
+        if matches!(event, Event::Token(Token { .. })) {
+            let _ = entered.send(());
+            let _ = gone.lock().unwrap().recv();
+        }
+        true
+    };
+    let _ticket = service.generate(Generate { max_tokens: Some(1), n: 1, ..request(0) }, slow).unwrap();
+    testing::receive("the first token", &waiting);
+    let before = used();
+    std::thread::scope(|scope| {
+        let loads: Vec<_> = (0..8)
+            .map(|number| {
+                scope.spawn({
+                    let (service, session, path) = (&service, &session, &path);
+                    move || service.sampler(session, number, Some(path))
+                })
+            })
+            .collect();
+        // Without the owner nothing is allocated, however long it takes.
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        assert!(used() == before && loads.iter().all(|load| !load.is_finished()));
+        drop(go);
+        for (number, load) in loads.into_iter().enumerate() {
+            assert_eq!(load.join().unwrap(), Ok(format!("{session}:sample:{number}")));
+        }
+    });
+    assert!(used() > before);
+}

@@ -12,6 +12,7 @@ use super::store::{Saved, now};
 use crate::rollouts::lineage::Lineage;
 use kernels::Context;
 use model::{Adapter, LoraConfig, ModelView, TargetModules, WeightSlots, Weights};
+use rollout::ModelVersion;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -179,8 +180,7 @@ impl Learners {
             )));
         }
         let saved = self.shared.store.saved(&path)?;
-        let of = (&*self.shared.base_model, base);
-        let adapter = self.shared.store.load(&path, &saved, self.ctx.memory(), of)?;
+        let adapter = self.read(base, &path, &saved)?;
         let lineage = if optimizer { saved.lineage } else { Lineage::of(&[&saved.lineage.0, b"without moments"]) };
         let mut learner = self.learner(base, saved.spec, lineage, adapter)?;
         learner.samplers = saved.samplers;
@@ -189,6 +189,16 @@ impl Learners {
         }
         self.add(model, learner);
         Ok(path)
+    }
+
+    /// Makes the sampler `number` of a session, of a saved adapter.
+    pub fn load_sampler(&self, base: &Weights, place: (&str, u64), path: &StatePath) -> Result<String, Failure> {
+        let version = ModelVersion { base: base.version, adapter: None };
+        self.shared.sampler_of_saved(place, path, version, |saved| self.read(base, path, saved))
+    }
+
+    fn read(&self, base: &Weights, path: &StatePath, saved: &Saved) -> Result<Adapter, Failure> {
+        self.shared.store.load(path, saved, self.ctx.memory(), (&self.shared.base_model, base))
     }
 
     fn learner(

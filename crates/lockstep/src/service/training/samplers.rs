@@ -62,10 +62,9 @@ impl Training {
     }
 
     /// Makes a sampler of a saved adapter, unless the session already has the sampler `number`.
-    pub(in crate::service) fn sampler_of_saved(
+    pub(super) fn sampler_of_saved(
         &self,
-        session: &str,
-        number: u64,
+        (session, number): (&str, u64),
         path: &StatePath,
         base: ModelVersion,
         load: impl FnOnce(&Saved) -> Result<Adapter, Failure>,

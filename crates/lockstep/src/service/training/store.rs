@@ -136,7 +136,7 @@ impl Store {
     }
 
     /// Loads a saved adapter of the model `base`, whose name is `base_model`.
-    pub(in crate::service) fn load(
+    pub(super) fn load(
         &self,
         path: &StatePath,
         saved: &Saved,
