@@ -26,7 +26,7 @@ use crate::error::{answer, with_retry};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures::{Answer, Futures, Waited};
-use lockstep::service::training::{Failure, Job, Reply, StatePath, Submitted};
+use lockstep::service::training::{Cause, Failure, Job, Reply, StatePath, Submitted};
 use lockstep::service::{Event, Refused, Service};
 use serde_json::{Value, json};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -72,7 +72,11 @@ impl From<String> for TinkerError {
 
 impl From<Failure> for TinkerError {
     fn from(failure: Failure) -> TinkerError {
-        let status = if failure.is_of_request { StatusCode::BAD_REQUEST } else { StatusCode::SERVICE_UNAVAILABLE };
+        let status = match failure.cause {
+            Cause::Request => StatusCode::BAD_REQUEST,
+            Cause::Load => StatusCode::TOO_MANY_REQUESTS,
+            Cause::Server => StatusCode::SERVICE_UNAVAILABLE,
+        };
         TinkerError { status, detail: failure.message }
     }
 }
@@ -249,13 +253,19 @@ impl Tinker {
             Ok(Submitted::New) => id,
             Ok(Submitted::Repeated(first)) => first,
             Ok(other) => {
-                let detail = match other {
-                    Submitted::Conflict => "another request has this seq_id",
-                    _ => "the seq_id is too old, or too far ahead of the requests that have arrived",
+                let (status, detail) = match other {
+                    // The client sends the request again, with the same number.
+                    Submitted::Full => (
+                        StatusCode::TOO_MANY_REQUESTS,
+                        "the queue is full: requests of this model, or the data of all models, wait to be computed; \
+                         send the request again later",
+                    ),
+                    Submitted::Old => (StatusCode::UNPROCESSABLE_ENTITY, "the seq_id is too old"),
+                    _ => (StatusCode::UNPROCESSABLE_ENTITY, "another request has this seq_id"),
                 };
-                return Err(TinkerError { status: StatusCode::UNPROCESSABLE_ENTITY, detail: detail.to_owned() });
+                return Err(TinkerError { status, detail: detail.to_owned() });
             }
-            Err(failure) if failure.is_of_request => return Err(TinkerError::not_found(failure)),
+            Err(failure) if failure.cause == Cause::Request => return Err(TinkerError::not_found(failure)),
             Err(failure) => return Err(failure.into()),
         };
         extra["request_id"] = json!(self.futures.name(id));

@@ -4,7 +4,7 @@ use super::futures::Answer;
 use super::proto::{
     ArrayRecord, BatchedTensor, DType, ForwardBackwardOutput, SampleResponse, SampledSequence, StopReason, TopkLogprobs,
 };
-use lockstep::service::training::{Compared, Done, Failure, Kind, Passed};
+use lockstep::service::training::{Cause, Compared, Done, Failure, Kind, Passed};
 use lockstep::service::{FinishReason, Ranked, Token};
 use prost::Message;
 use serde_json::{Map, Value, json};
@@ -40,7 +40,7 @@ pub fn done(model_id: &str, result: Result<Done, Failure>) -> Answer {
 }
 
 pub fn failed(failure: &Failure) -> Answer {
-    let category = if failure.is_of_request { "user" } else { "server" };
+    let category = if failure.cause == Cause::Request { "user" } else { "server" };
     Answer::Failed { error: failure.message.clone(), category }
 }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::service::training::{
-    AdamParams, AdapterSpec, ClipRange, Datum, Done, Failure, Job, Passed, StatePath, Submitted, TokenLoss,
+    AdamParams, AdapterSpec, Cause, ClipRange, Datum, Done, Failure, Job, Passed, StatePath, Submitted, TokenLoss,
 };
 use std::sync::mpsc::{Receiver, channel};
 
@@ -172,7 +172,7 @@ fn sampler_and_training_have_the_same_log_probabilities() {
     assert_eq!(compared, passed.compared);
     // After the step they are tokens of other weights.
     let late = client.call(policy(&prompt, &drawn, &[&sampler], Some(TokenLoss::ImportanceSampling))).unwrap_err();
-    assert!(late.is_of_request && late.message.contains("importance_sampling, ppo or cispo"), "{late:?}");
+    assert!(late.cause == Cause::Request && late.message.contains("importance_sampling, ppo or cispo"), "{late:?}");
     let range = ClipRange::default();
     let Job::Pass { datums, .. } = policy(&prompt, &drawn, &[], None) else { unreachable!() };
     assert!(matches!(client.call(Job::Step(ADAM)), Err(failure) if failure.message.contains("no step was taken")));

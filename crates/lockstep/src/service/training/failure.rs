@@ -7,14 +7,25 @@ use crate::service::request::Refused;
 pub struct Failure {
     /// The description, with the fix.
     pub message: String,
-    /// Whether the request itself is wrong. Otherwise the server failed.
-    pub is_of_request: bool,
+    /// The part that has to change.
+    pub cause: Cause,
+}
+
+/// The cause of a failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// The request itself is wrong.
+    Request,
+    /// Too much waits. The request may be sent again later.
+    Load,
+    /// The server failed.
+    Server,
 }
 
 impl Failure {
     /// A failure because of the request.
     pub fn request(message: impl Into<String>) -> Failure {
-        Failure { message: message.into(), is_of_request: true }
+        Failure { message: message.into(), cause: Cause::Request }
     }
 
     /// A failure because of the request, with the message of an error.
@@ -22,15 +33,24 @@ impl Failure {
         Failure::request(error.to_string())
     }
 
+    /// A failure because of everything that waits.
+    pub(super) fn load(message: impl Into<String>) -> Failure {
+        Failure { message: message.into(), cause: Cause::Load }
+    }
+
     /// A failure of the server.
     pub fn server(message: impl ToString) -> Failure {
-        Failure { message: message.to_string(), is_of_request: false }
+        Failure { message: message.to_string(), cause: Cause::Server }
     }
 }
 
 impl From<Refused> for Failure {
     fn from(refused: Refused) -> Failure {
-        let is_of_request = !matches!(refused, Refused::Stops | Refused::Ended | Refused::Busy { .. });
-        Failure { message: refused.to_string(), is_of_request }
+        let cause = match refused {
+            Refused::Stops | Refused::Ended => Cause::Server,
+            Refused::Busy { .. } => Cause::Load,
+            _ => Cause::Request,
+        };
+        Failure { message: refused.to_string(), cause }
     }
 }

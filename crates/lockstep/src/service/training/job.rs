@@ -2,6 +2,7 @@
 
 use super::failure::Failure;
 use super::path::StatePath;
+use super::room::Claim;
 use model::LoraConfig;
 use serde::{Deserialize, Serialize};
 use train::datums::{AdamParams, Datum, TokenLoss};
@@ -62,6 +63,18 @@ pub enum Job {
         /// The number of the sampler in the session.
         number: u64,
     },
+}
+
+impl Job {
+    /// The bytes of its data.
+    pub(super) fn bytes(&self) -> usize {
+        let Job::Pass { datums, .. } = self else { return size_of::<Job>() };
+        let of = |datum: &Datum| {
+            let values = datum.inputs.iter().map(|(_, values)| values.len()).sum::<usize>();
+            size_of::<Datum>() + size_of::<u32>() * (datum.ids.len() + datum.targets.len() + values)
+        };
+        size_of::<Job>() + datums.iter().map(of).sum::<usize>()
+    }
 }
 
 /// The result of a request.
@@ -131,32 +144,25 @@ pub type Reply = Box<dyn FnOnce(Result<Done, Failure>) + Send>;
 
 /// A request that waits. If it is dropped, its reply is a failure.
 pub(super) struct Pending {
-    job: Option<Job>,
-    reply: Option<Reply>,
+    pub(super) job: Job,
+    pub(super) reply: Replies,
 }
 
 impl Pending {
-    pub(super) fn new(job: Job, reply: Reply) -> Pending {
-        Pending { job: Some(job), reply: Some(reply) }
-    }
-
-    pub(super) fn take(mut self) -> (Job, Replies) {
-        (self.job.take().expect("taken once"), Replies(self.reply.take()))
+    pub(super) fn new(job: Job, reply: Reply, claim: Claim) -> Pending {
+        Pending { job, reply: Replies { reply: Some(reply), _claim: claim } }
     }
 }
 
-impl Drop for Pending {
-    fn drop(&mut self) {
-        drop(Replies(self.reply.take()));
-    }
+/// The duty to reply to a request, with the claim to the bytes of its data.
+pub(super) struct Replies {
+    reply: Option<Reply>,
+    _claim: Claim,
 }
-
-/// The duty to reply to a request.
-pub(super) struct Replies(Option<Reply>);
 
 impl Replies {
     pub(super) fn send(mut self, result: Result<Done, Failure>) {
-        if let Some(reply) = self.0.take() {
+        if let Some(reply) = self.reply.take() {
             reply(result);
         }
     }
@@ -164,7 +170,7 @@ impl Replies {
 
 impl Drop for Replies {
     fn drop(&mut self) {
-        if let Some(reply) = self.0.take() {
+        if let Some(reply) = self.reply.take() {
             reply(Err(Failure::request("the model or its session has ended, so the request was dropped")));
         }
     }

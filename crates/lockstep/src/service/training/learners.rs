@@ -115,7 +115,7 @@ impl Learners {
     }
 
     fn begin(&mut self, base: &Weights, model: &str, pending: Pending) {
-        let (job, reply) = pending.take();
+        let Pending { job, reply } = pending;
         let result = match job {
             Job::Create(spec) => self.create(base, model, spec).map(|()| Done::Created),
             Job::Load { path, optimizer } => self.load(base, model, &path, optimizer).map(Done::Loaded),

@@ -12,6 +12,7 @@
 //! | `failure` | why a request failed |
 //! | `path` | the paths of saved states |
 //! | `queue` | the order of a model's requests |
+//! | `room` | the memory of waiting requests |
 //! | `seen` | requests that arrive again |
 //! | `learners` | the owner's part: adapters, gradients, optimizers |
 //! | `samplers` | samplers and their requests |
@@ -22,11 +23,14 @@ mod job;
 mod learners;
 mod path;
 mod queue;
+mod room;
 mod samplers;
 mod seen;
 mod store;
+#[cfg(test)]
+mod tests;
 
-pub use self::failure::Failure;
+pub use self::failure::{Cause, Failure};
 pub use self::job::{AdapterSpec, Compared, Done, Job, ModelInfo, Passed, Reply};
 pub use self::path::{Kind, StatePath};
 pub use self::queue::Submitted;
@@ -39,6 +43,7 @@ pub use train::datums::{AdamParams, ClipRange, Datum, TokenLoss};
 
 use self::job::Pending;
 use self::queue::{Next, OrderedQueue};
+use self::room::{ModelRoom, Room};
 use self::samplers::Sampled;
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
@@ -78,6 +83,7 @@ struct Inner {
     snapshots: u64,
     /// The model whose turn is next.
     turn: String,
+    room: Room,
 }
 
 struct Session {
@@ -91,6 +97,7 @@ struct Session {
 struct Entry {
     session: String,
     queue: OrderedQueue<Pending>,
+    room: ModelRoom,
     /// Since when the queue waits for a number.
     waits_since: Option<Instant>,
     info: Option<ModelInfo>,
@@ -108,6 +115,7 @@ impl Training {
             opened: 0,
             snapshots: first_snapshot,
             turn: String::new(),
+            room: Room::new(room::MOST_OF_MODEL, room::MOST_OF_ALL),
         };
         Training {
             inner: Mutex::new(inner),
@@ -152,7 +160,7 @@ impl Training {
         &self,
         (session, number): (&str, u64),
         user_metadata: Value,
-        (id, fingerprint): (u64, u128),
+        identity: (u64, u128),
         job: Job,
         reply: Reply,
     ) -> Result<(String, Submitted), Failure> {
@@ -160,19 +168,21 @@ impl Training {
         inner.open(session)?;
         let model = format!("{session}:train:{number}");
         if inner.models.len() >= MOST_MODELS && !inner.models.contains_key(&model) {
-            return Err(Failure::request(format!(
-                "{MOST_MODELS} models are in training, and no more are possible: end a session"
+            return Err(Failure::load(format!(
+                "{MOST_MODELS} models are in training, and no more are possible: end a session, or retry later"
             )));
         }
+        let room = inner.room.of_model();
         let entry = inner.models.entry(model.clone()).or_insert_with(|| Entry {
             session: session.to_owned(),
             queue: OrderedQueue::new(0),
+            room,
             waits_since: None,
             info: None,
             user_metadata,
             is_over: false,
         });
-        let submitted = entry.queue.submit(0, id, fingerprint, Pending::new(job, reply));
+        let submitted = entry.submit(0, identity, job, reply);
         Ok((model, submitted))
     }
 
@@ -180,13 +190,13 @@ impl Training {
     pub fn submit(
         &self,
         (model, number): (&str, u64),
-        (id, fingerprint): (u64, u128),
+        identity: (u64, u128),
         job: Job,
         reply: Reply,
     ) -> Result<Submitted, Failure> {
         let mut inner = self.lock();
         let Some(entry) = inner.models.get_mut(model) else { return Err(no_model(model)) };
-        let submitted = entry.queue.submit(number, id, fingerprint, Pending::new(job, reply));
+        let submitted = entry.submit(number, identity, job, reply);
         if let Some(session) = model.split(':').next()
             && let Some(found) = inner.sessions.get_mut(session)
         {
@@ -311,6 +321,16 @@ impl Training {
         let models = std::mem::take(&mut self.lock().models);
         self.set_busy(false);
         drop(models);
+    }
+}
+
+impl Entry {
+    fn submit(&mut self, number: u64, identity: (u64, u128), job: Job, reply: Reply) -> Submitted {
+        let Entry { queue, room, .. } = self;
+        queue.submit(number, identity, |is_awaited| {
+            let claim = room.claim(job.bytes(), is_awaited)?;
+            Some(Pending::new(job, reply, claim))
+        })
     }
 }
 

@@ -79,6 +79,7 @@ pub fn check_name(name: &str) -> Result<(), Failure> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::failure::Cause;
     use super::*;
 
     #[test]
@@ -88,7 +89,10 @@ mod tests {
         }
         for text in ["", "x", "tinker://a/weights", "tinker://a/b/c", "tinker://a/weights/b/c", "http://a/weights/b"] {
             let failure = text.parse::<StatePath>().unwrap_err();
-            assert!(failure.is_of_request && failure.message.contains(&format!("the path `{text}`")), "{failure:?}");
+            assert!(
+                failure.cause == Cause::Request && failure.message.contains(&format!("the path `{text}`")),
+                "{failure:?}"
+            );
         }
         for name in ["", ".", "..", ".hidden", "a b", "ä", "a\0", &"a".repeat(129)] {
             let failure = format!("tinker://m/weights/{name}").parse::<StatePath>().unwrap_err();

@@ -26,8 +26,10 @@ pub enum Submitted {
     Repeated(u64),
     /// Another request has this number.
     Conflict,
-    /// The number is too far ahead, or so old that it is forgotten.
-    OutOfRange,
+    /// The number is so old that its request is forgotten, or the queue no longer waits for it.
+    Old,
+    /// The number is too far ahead, or there is no room. The number is not used up: the request may arrive again.
+    Full,
 }
 
 /// The next request to compute.
@@ -66,16 +68,23 @@ impl<T> OrderedQueue<T> {
         OrderedQueue { next: first, waiting: BTreeMap::new(), seen: Seen::new(MOST_SEEN) }
     }
 
-    /// Accepts the request `number` with the id `id`. Requests that arrive again have the same fingerprint.
-    pub fn submit(&mut self, number: u64, id: u64, fingerprint: u128, job: T) -> Submitted {
-        match self.seen.find(number, fingerprint) {
-            Some(known) => known,
-            None if !self.is_in_range(number) => Submitted::OutOfRange,
-            None => {
-                self.waiting.insert(number, Slot::Job(job));
-                self.seen.submit(number, id, fingerprint)
-            }
+    /// Accepts the request `number` with the id `id`. Requests that arrive again have the same fingerprint. `job` is
+    /// called for a new request, and is `None` if there is no room for it; its argument is whether others wait for it.
+    pub fn submit(
+        &mut self,
+        number: u64,
+        (id, fingerprint): (u64, u128),
+        job: impl FnOnce(bool) -> Option<T>,
+    ) -> Submitted {
+        if let Some(known) = self.seen.find(number, fingerprint) {
+            return known;
         }
+        if !self.is_in_range(number) {
+            return if number < self.next { Submitted::Old } else { Submitted::Full };
+        }
+        let Some(job) = job(number == self.next && self.has_gap()) else { return Submitted::Full };
+        self.waiting.insert(number, Slot::Job(job));
+        self.seen.submit(number, id, fingerprint)
     }
 
     /// Uses up a number whose request was refused. `is_data`: the request had data for the next step.
@@ -134,48 +143,48 @@ mod tests {
     #[test]
     fn a_refused_request_uses_up_its_number() {
         let mut queue = OrderedQueue::new(1);
-        assert_eq!(queue.submit(2, 10, 0, 'b'), Submitted::New);
+        assert_eq!(queue.submit(2, (10, 0), |_| Some('b')), Submitted::New);
         assert_eq!((queue.pop(), queue.has_gap(), queue.is_ready()), (None, true, false));
         queue.refuse(1, false);
         assert_eq!((queue.has_gap(), queue.is_ready()), (false, true));
         assert_eq!((queue.pop(), queue.pop(), queue.pop()), (Some(missing(1..2, false)), Some(Next::Job('b')), None));
         // A request that was accepted is not refused later, and old numbers change nothing.
-        assert_eq!(queue.submit(3, 11, 0, 'c'), Submitted::New);
+        assert_eq!(queue.submit(3, (11, 0), |_| Some('c')), Submitted::New);
         (0..4).for_each(|number| queue.refuse(number, true));
         assert_eq!((queue.pop(), queue.pop()), (Some(Next::Job('c')), None));
         // The number of a refused request is not free.
         queue.refuse(4, true);
-        assert_eq!(queue.submit(4, 12, 0, 'd'), Submitted::Conflict);
+        assert_eq!(queue.submit(4, (12, 0), |_| Some('d')), Submitted::Conflict);
     }
 
     #[test]
     fn a_request_is_recognised_by_number_and_fingerprint() {
         let mut queue = OrderedQueue::new(0);
-        assert_eq!(queue.submit(0, 7, 1, 'a'), Submitted::New);
+        assert_eq!(queue.submit(0, (7, 1), |_| Some('a')), Submitted::New);
         assert_eq!(
-            (queue.submit(0, 8, 1, 'a'), queue.submit(0, 8, 2, 'b')),
+            (queue.submit(0, (8, 1), |_| Some('a')), queue.submit(0, (8, 2), |_| Some('b'))),
             (Submitted::Repeated(7), Submitted::Conflict)
         );
         assert_eq!(queue.pop(), Some(Next::Job('a')));
-        assert_eq!((queue.submit(0, 9, 1, 'a'), queue.pop()), (Submitted::Repeated(7), None));
-        assert_eq!(queue.submit(2 + MOST_AHEAD, 10, 1, 'c'), Submitted::OutOfRange);
-        assert_eq!(queue.submit(1 + MOST_AHEAD, 10, 1, 'c'), Submitted::New);
+        assert_eq!((queue.submit(0, (9, 1), |_| Some('a')), queue.pop()), (Submitted::Repeated(7), None));
+        assert_eq!(queue.submit(2 + MOST_AHEAD, (10, 1), |_| Some('c')), Submitted::Full);
+        assert_eq!(queue.submit(1 + MOST_AHEAD, (10, 1), |_| Some('c')), Submitted::New);
         let mut queue = OrderedQueue::new(1);
         for number in 1..=MOST_SEEN as u64 {
-            assert_eq!(queue.submit(number, number, 0, 'd'), Submitted::New);
+            assert_eq!(queue.submit(number, (number, 0), |_| Some('d')), Submitted::New);
             assert_eq!(queue.pop(), Some(Next::Job('d')));
         }
-        assert_eq!(queue.submit(0, 11, 1, 'a'), Submitted::OutOfRange, "forgotten, and not computed again");
+        assert_eq!(queue.submit(0, (11, 1), |_| Some('a')), Submitted::Old, "forgotten, and not computed again");
     }
 
     #[test]
     fn a_gap_ends_on_request() {
         let mut queue = OrderedQueue::new(0);
         assert_eq!(queue.give_up(), None);
-        assert_eq!(queue.submit(3, 1, 0, 'd'), Submitted::New);
+        assert_eq!(queue.submit(3, (1, 0), |_| Some('d')), Submitted::New);
         assert_eq!((queue.give_up(), queue.has_gap()), (Some(missing(0..3, true)), false));
         assert_eq!((queue.give_up(), queue.pop()), (None, Some(Next::Job('d'))));
-        assert_eq!(queue.submit(1, 2, 0, 'b'), Submitted::OutOfRange);
+        assert_eq!(queue.submit(1, (2, 0), |_| Some('b')), Submitted::Old);
     }
 
     proptest! {
@@ -195,7 +204,7 @@ mod tests {
                     queue.refuse(number, number.is_multiple_of(2));
                 } else {
                     let expected = ids.get(&number).map_or(Submitted::New, |id| Submitted::Repeated(*id));
-                    prop_assert_eq!(queue.submit(number, id, u128::from(number), number), expected);
+                    prop_assert_eq!(queue.submit(number, (id, u128::from(number)), |_| Some(number)), expected);
                     ids.entry(number).or_insert(id);
                 }
                 while let Some(next) = pops.then(|| queue.pop()).flatten() {

@@ -138,7 +138,7 @@ mod tests {
             let (mut queue, mut sampler) = (OrderedQueue::new(0), Seen::new(64));
             for (id, (number, fingerprint)) in arrivals.into_iter().enumerate() {
                 let answer = sampler.submit(number, id as u64, fingerprint);
-                prop_assert_eq!(queue.submit(number, id as u64, fingerprint, ()), answer);
+                prop_assert_eq!(queue.submit(number, (id as u64, fingerprint), |_| Some(())), answer);
                 if id.is_multiple_of(3) {
                     queue.pop();
                 }
