@@ -5,6 +5,7 @@
 //! [drawn](Drive::drawn) tokens, resume paused completions, cancel requests, and switch weights.
 
 use crate::request::{Drawn, Request, RequestId, RolloutGroup, SequenceId};
+use crate::scheduler::Finished;
 use crate::{Engine, Error, Models, Result};
 use model::ModelView;
 use std::borrow::BorrowMut;
@@ -36,6 +37,8 @@ pub enum Outcome<O> {
         request: RequestId,
         /// The completions.
         group: RolloutGroup,
+        /// The number of the prompt's tokens that were in the prefix cache when the request began.
+        cached_tokens: usize,
     },
     /// A completion of a request with [`pause_on_stop`](Request::pause_on_stop) has stopped. It waits for
     /// [`extend`](Drive::extend) or [`finish`](Drive::finish).
@@ -95,10 +98,10 @@ impl<O: Clone, E: BorrowMut<Engine>> Drive<O, E> {
         engine.check_stopped()?;
         let is_own = |request| open.iter().any(|open| open.request == request);
         let mut outcomes = Vec::new();
-        for (request, group) in engine.advance(models.into(), is_own)? {
+        for Finished { request, group, cached_tokens } in engine.advance(models.into(), is_own)? {
             if let Some(place) = open.iter().position(|open| open.request == request) {
                 let Open { owner, .. } = open.remove(place);
-                outcomes.push(Outcome::Ended { owner, request, group });
+                outcomes.push(Outcome::Ended { owner, request, group, cached_tokens });
             }
         }
         if open.iter().any(|open| open.pauses) {

@@ -10,7 +10,7 @@ use crate::models::{ModelVersion, Models};
 use crate::request::{Detokenize, Drawn, Request, RequestId, RolloutGroup, SamplingParams, SequenceId};
 use crate::reuse::reused;
 use crate::sampler::SamplerBuffers;
-use crate::scheduler::{Chunk, Counters, Limits, Scheduler};
+use crate::scheduler::{Chunk, Counters, Finished, Limits, Scheduler};
 use crate::sequence::{Draw, Role, Sampled, State};
 use crate::stop::StopCheck;
 use crate::{Error, Result};
@@ -184,16 +184,12 @@ impl Engine {
     /// that ended in the step. If it fails, no token was drawn; a request that names missing weights can then be
     /// cancelled.
     pub fn step<'a>(&mut self, models: impl Into<Models<'a>>) -> Result<Vec<RolloutGroup>> {
-        Ok(self.advance(models.into(), |_| true)?.into_iter().map(|(_, group)| group).collect())
+        Ok(self.advance(models.into(), |_| true)?.into_iter().map(|finished| finished.group).collect())
     }
 
     /// As [`step`](Self::step), but returns only the groups of requests that `takes` accepts. Other groups stay in the
     /// engine.
-    pub(crate) fn advance(
-        &mut self,
-        models: Models<'_>,
-        takes: impl Fn(RequestId) -> bool,
-    ) -> Result<Vec<(RequestId, RolloutGroup)>> {
+    pub(crate) fn advance(&mut self, models: Models<'_>, takes: impl Fn(RequestId) -> bool) -> Result<Vec<Finished>> {
         self.compute(models)?;
         if let Some(keeper) = &mut self.keeper {
             keeper.ended(&self.scheduler);

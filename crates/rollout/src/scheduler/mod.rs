@@ -20,7 +20,7 @@ use crate::cost::{Balance, StepCost};
 use crate::drafts::Drafts;
 use crate::earlier::Earlier;
 use crate::models::ModelVersion;
-use crate::request::{Drawn, Request, RequestId, SequenceId};
+use crate::request::{Drawn, Request, RequestId, RolloutGroup, SequenceId};
 use crate::sequence::{Alternatives, Role, Sequence, State};
 use model::{Capacity, Updates};
 use slab::Slab;
@@ -46,6 +46,17 @@ pub(crate) struct Group {
     pub(crate) prompt_top: Alternatives,
     /// The completion of an earlier request with this prompt, from which draft tokens are guessed.
     pub(crate) earlier: Option<Arc<[u32]>>,
+    /// The number of the prompt's tokens that were in the prefix cache when the group began; `None` before.
+    pub(crate) cached_tokens: Option<usize>,
+}
+
+/// A group whose completions have all ended.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    pub(crate) request: RequestId,
+    pub(crate) group: RolloutGroup,
+    /// The number of the prompt's tokens that were in the prefix cache.
+    pub(crate) cached_tokens: usize,
 }
 
 impl Group {
@@ -238,7 +249,10 @@ impl Scheduler {
         let serial = self.serial;
         let (prompt_logps, prompt_top) = (Vec::new(), Alternatives::default());
         let earlier = self.earlier.get(&request.prompt.ids).cloned();
-        self.groups.insert(Group { serial, request, prompt, members, unfinished, prompt_logps, prompt_top, earlier });
+        let cached_tokens = None;
+        let group =
+            Group { serial, request, prompt, members, unfinished, prompt_logps, prompt_top, earlier, cached_tokens };
+        self.groups.insert(group);
         id
     }
 

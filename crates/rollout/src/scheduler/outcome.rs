@@ -1,6 +1,6 @@
 //! Appends drawn tokens to sequences, and ends, pauses, extends and removes them.
 
-use super::{Chunk, Group, Scheduler};
+use super::{Chunk, Finished, Group, Scheduler};
 use crate::models::ModelVersion;
 use crate::request::{Completion, Drawn, FinishReason, RequestId, RolloutGroup, SequenceId};
 use crate::sequence::{Draw, Sampled, State};
@@ -165,17 +165,17 @@ impl Scheduler {
     }
 
     /// The groups that have ended since the last call, for requests that `takes` accepts.
-    pub(crate) fn take_finished(&mut self, takes: impl Fn(RequestId) -> bool) -> Vec<(RequestId, RolloutGroup)> {
+    pub(crate) fn take_finished(&mut self, takes: impl Fn(RequestId) -> bool) -> Vec<Finished> {
         let Scheduler { finished, groups, .. } = self;
         let id = |index: usize| RequestId { index, serial: groups[index].serial };
         // If no group has ended, this allocates nothing.
         let taken: Vec<RequestId> = finished.extract_if(.., |index| takes(id(*index))).map(id).collect();
-        taken.into_iter().map(|id| (id, self.take_group(id.index))).collect()
+        taken.into_iter().map(|id| self.take_group(id)).collect()
     }
 
-    fn take_group(&mut self, group: usize) -> RolloutGroup {
-        self.remove_prompt(group);
-        let Group { request, members, prompt_logps, prompt_top, .. } = self.groups.remove(group);
+    fn take_group(&mut self, id: RequestId) -> Finished {
+        self.remove_prompt(id.index);
+        let Group { request, members, prompt_logps, prompt_top, cached_tokens, .. } = self.groups.remove(id.index);
         let entropies = request.sampling.entropies;
         let completions: Vec<Completion> =
             members.iter().map(|&id| self.sequences.remove(id).into_completion(entropies)).collect();
@@ -187,7 +187,8 @@ impl Scheduler {
             prompt_columns.set(SAMPLER_LOGPS, prompt_logps);
             prompt_top.into_columns(&mut prompt_columns);
         }
-        RolloutGroup { group: request.group, prompt: request.prompt.clone(), completions, prompt_columns }
+        let group = RolloutGroup { group: request.group, prompt: request.prompt.clone(), completions, prompt_columns };
+        Finished { request: id, group, cached_tokens: cached_tokens.unwrap_or(0) }
     }
 
     /// Removes a request in any state, with its sequences and their pages. Returns false if it has already ended.

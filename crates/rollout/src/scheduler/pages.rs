@@ -64,6 +64,9 @@ impl Scheduler {
             && self.grow(id, chunk.to)
         {
             self.counters.cached_tokens += cached as u64;
+            // Later, the group finds its own pages, too.
+            let s = &self.sequences[id];
+            self.groups[s.group].cached_tokens.get_or_insert(cached.min(s.prompt_len));
             return Some(chunk);
         }
         if !kept {

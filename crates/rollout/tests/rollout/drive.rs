@@ -1,7 +1,7 @@
 //! Tests of one engine with several owners: requests arrive, end and pause, and each owner gets only its own outcomes.
 
 use crate::engine::{VOCAB, sampling, small};
-use crate::serving::request;
+use crate::serving::{caching, request};
 use crate::*;
 use rollout::{Drive, Error, FinishReason, Outcome, Request, RequestId};
 
@@ -55,6 +55,30 @@ fn owners_share_the_engine_and_get_the_same_results_as_alone() {
     assert_eq!(ended(settle(&mut drive, &weights)), [("server", alone(3))]);
     assert_eq!(drive.engine().step(&weights).unwrap(), [alone(1)]);
     assert_eq!(drive.engine().free_blocks(), drive.engine().config().kv_blocks);
+}
+
+#[test]
+fn a_request_reports_the_prompt_tokens_that_the_prefix_cache_had() {
+    let (ctx, weights) = small();
+    let system = prompt(VOCAB, 3, 150);
+    let of = |number: usize| Prompt::new([&system.ids[..], &prompt(VOCAB, number, 20).ids].concat());
+    let mut drive: Drive<usize> = Drive::new(poisoned(&ctx, &weights, caching(256)));
+    let mut cached = |requests: Vec<Request>| {
+        for (number, request) in requests.into_iter().enumerate() {
+            drive.submit(number, request).unwrap();
+        }
+        let count = |outcome: &Outcome<usize>| match outcome {
+            Outcome::Ended { cached_tokens, .. } => *cached_tokens,
+            Outcome::Paused { .. } => panic!("not paused"),
+        };
+        settle(&mut drive, &weights).iter().map(count).collect::<Vec<_>>()
+    };
+    // Completions share the pages of their own prompt, which were not in the cache.
+    assert_eq!(cached(vec![request(0, &of(0), 4, sampling(9))]), [0]);
+    assert_eq!(cached(vec![request(1, &of(1), 4, sampling(9)), request(2, &of(2), 1, sampling(9))]), [128, 128]);
+    assert_eq!(cached(vec![request(3, &of(1), 1, sampling(1))]), [128], "a request that ends in its first step");
+    let scored = SamplingParams { prompt_logprobs: true, ..sampling(3) };
+    assert_eq!(cached(vec![request(4, &of(1), 1, scored)]), [0], "log-probabilities of a prompt need all rows");
 }
 
 /// A conversation of two turns waits for its user while another owner collects completions in one call.

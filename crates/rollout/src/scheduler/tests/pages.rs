@@ -114,7 +114,7 @@ fn a_cancelled_request_that_has_ended_is_not_returned() {
     s.finish(1, FinishReason::Length);
     assert!(s.cancel(ids[0]));
     let ended = s.take_finished(|_| true);
-    assert_eq!(ended.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [ids[1]]);
+    assert_eq!(ended.iter().map(|ended| ended.request).collect::<Vec<_>>(), [ids[1]]);
     assert!(!s.cancel(ids[1]), "the request was already returned");
     assert!(s.sequences.is_empty() && s.groups.is_empty() && s.blocks.available() == 20);
 }
