@@ -3,7 +3,7 @@
 use crate::error::{ApiError, answer, shortened};
 use crate::metrics::metrics;
 use crate::openai::{Endpoint, Wanted, models, now, respond};
-use crate::tinker::{Tinker, rest};
+use crate::tinker::{START, Tinker, TinkerError, rest};
 use axum::Router;
 use axum::body::{Body, HttpBody};
 use axum::extract::{Path, Request, State};
@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 /// The maximum size of a request's body in bytes.
 const MOST_BODY: usize = 16 << 20;
 /// The maximum size of the body of a request for training: data of a whole step.
-const MOST_TRAINING_BODY: usize = 64 << 20;
+pub const MOST_TRAINING_BODY: usize = 64 << 20;
 /// The maximum number of bytes that are received of a body that is too large.
 const MOST_DROPPED: usize = 256 << 20;
 /// The time in which a client must have sent the body of its request.
@@ -182,14 +182,21 @@ async fn tinker(State(site): Shared, Path(route): Path<String>, request: Request
         if head.method == Method::POST {
             check_type(&head.headers, &[JSON, PROTOBUF])?;
         }
-        read(body, MOST_TRAINING_BODY).await
+        receive(body, MOST_TRAINING_BODY).await
     };
-    let bytes = match read.await {
-        Ok(bytes) => bytes,
-        Err(error) => return error.into_response(),
+    let received = match read.await {
+        Ok(received) => received,
+        Err(error) => return TinkerError::from(error).into_response(),
     };
     // Decoding the data of a step, and reading the disk, must not delay the responses to others.
     let respond = move || {
+        let bytes = match received {
+            Received::Whole(bytes) => bytes,
+            Received::TooLarge { start } => {
+                site.tinker.refuse(&route, &head.headers, &start);
+                return Err(too_large(MOST_TRAINING_BODY).into());
+            }
+        };
         let query = head.uri.query().unwrap_or_default();
         let finished = route.strip_prefix("sessions/").and_then(|rest| rest.strip_suffix("/finish"));
         match (head.method == Method::POST, finished) {
@@ -229,14 +236,32 @@ fn check_type(headers: &HeaderMap, types: &[&str]) -> Result<(), ApiError> {
     Err(ApiError::bad(StatusCode::UNSUPPORTED_MEDIA_TYPE, message))
 }
 
+/// A body that was received.
+enum Received {
+    Whole(Vec<u8>),
+    /// More than the limit; the beginning.
+    TooLarge {
+        start: Vec<u8>,
+    },
+}
+
+fn too_large(most: usize) -> ApiError {
+    let most = most >> 20;
+    let message = format!("the body has more than {most} MiB: send less in a request");
+    ApiError::bad(StatusCode::PAYLOAD_TOO_LARGE, message)
+}
+
 async fn read(body: Body, most: usize) -> Result<Vec<u8>, ApiError> {
+    match receive(body, most).await? {
+        Received::Whole(bytes) => Ok(bytes),
+        Received::TooLarge { .. } => Err(too_large(most)),
+    }
+}
+
+async fn receive(body: Body, most: usize) -> Result<Received, ApiError> {
     let bad = |status, message: String| Err(ApiError::bad(status, message));
     match tokio::time::timeout(BODY_TIMEOUT, read_all(body, most)).await {
-        Ok(Ok(Some(bytes))) => Ok(bytes),
-        Ok(Ok(None)) => {
-            let most = most >> 20;
-            bad(StatusCode::PAYLOAD_TOO_LARGE, format!("the body has more than {most} MiB: send less in a request"))
-        }
+        Ok(Ok(received)) => Ok(received),
         Ok(Err(error)) => bad(StatusCode::BAD_REQUEST, format!("the body is incomplete: {error}")),
         Err(_) => {
             let seconds = BODY_TIMEOUT.as_secs();
@@ -245,9 +270,9 @@ async fn read(body: Body, most: usize) -> Result<Vec<u8>, ApiError> {
     }
 }
 
-/// The bytes of a body; `None` if they are too many. Most clients read a response only after they have sent the whole
+/// The bytes of a body. Most clients read a response only after they have sent the whole
 /// body, so the rest of a body that is too large is received and dropped, up to a second limit.
-async fn read_all(body: Body, most: usize) -> Result<Option<Vec<u8>>, axum::Error> {
+async fn read_all(body: Body, most: usize) -> Result<Received, axum::Error> {
     let (mut stream, mut bytes, mut length) = (body.into_data_stream(), Vec::new(), 0);
     while length <= MOST_DROPPED
         && let Some(chunk) = stream.next().await
@@ -257,10 +282,11 @@ async fn read_all(body: Body, most: usize) -> Result<Option<Vec<u8>>, axum::Erro
         if length <= most {
             bytes.extend_from_slice(&chunk);
         } else {
-            bytes = Vec::new();
+            bytes.truncate(START);
+            bytes.shrink_to_fit();
         }
     }
-    Ok((length <= most).then_some(bytes))
+    Ok(if length <= most { Received::Whole(bytes) } else { Received::TooLarge { start: bytes } })
 }
 
 /// Refuses requests for other host names and without the key, and logs all requests. The time in the log is that until

@@ -6,6 +6,7 @@ use crate::tinker::proto::{
     ForwardBackwardRequest, SampleResponse, Tensor,
 };
 use prost::Message;
+use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 
 /// A client with a session and one model.
 struct Client<'a> {
@@ -50,7 +51,8 @@ impl<'a> Client<'a> {
         M::decode(&body[..]).unwrap()
     }
 
-    fn post_pass(&self, seq_id: i32, ids: &[i32], forward_only: bool) -> Reply {
+    /// The message of a pass over these ids.
+    fn pass_of(&self, seq_id: i32, ids: &[i32], forward_only: bool) -> Vec<u8> {
         let bytes = ids[..ids.len() - 1].iter().flat_map(|id| id.to_le_bytes()).collect();
         let targets = ids[1..].iter().flat_map(|&id| i64::from(id).to_le_bytes()).collect();
         let weights = ids[1..].iter().flat_map(|_| 1f32.to_le_bytes()).collect();
@@ -74,10 +76,17 @@ impl<'a> Client<'a> {
             forward_only,
             ..ForwardBackwardRequest::default()
         };
-        let headers = self.server.host() + "Content-Type: application/x-protobuf\r\n";
-        let (status, head, body) =
-            self.server.send_bytes("POST", "/api/v1/forward_backward", &headers, &request.encode_to_vec());
+        request.encode_to_vec()
+    }
+
+    fn post_message(&self, headers: &str, message: &[u8]) -> Reply {
+        let headers = self.server.host() + "Content-Type: application/x-protobuf\r\n" + headers;
+        let (status, head, body) = self.server.send_bytes("POST", "/api/v1/forward_backward", &headers, message);
         Reply { status, head, body: String::from_utf8(body).unwrap() }
+    }
+
+    fn post_pass(&self, seq_id: i32, ids: &[i32], forward_only: bool) -> Reply {
+        self.post_message("", &self.pass_of(seq_id, ids, forward_only))
     }
 
     fn pass(&self, seq_id: i32, ids: &[i32], forward_only: bool) -> ForwardBackwardOutput {
@@ -260,8 +269,44 @@ fn a_refused_request_uses_up_its_number_and_errors_have_a_detail() {
     // A page of another site can send text, but not without the user's browser asking first for other types.
     let headers = server.host() + "Content-Type: text/plain\r\n";
     assert_eq!(server.send("POST", "/api/v1/create_session", &headers, "{}").status, 415);
-    let zstd = server.host() + "Content-Type: application/x-protobuf\r\nContent-Encoding: zstd\r\n";
-    assert_eq!(server.send("POST", "/api/v1/forward_backward", &zstd, "").status, 415);
+}
+
+#[test]
+fn every_refusal_uses_up_the_number_of_its_request() {
+    const GZIP: &str = "Content-Encoding: gzip\r\n";
+    const ZSTD: &str = "Content-Encoding: zstd\r\n";
+    const TOO_MANY: usize = 65 << 20;
+    let server = Running::new();
+    let client = Client::new(&server);
+    let detail = |reply: &Reply| reply.json()["detail"].as_str().unwrap_or_default().to_owned();
+    let refused = |reply: Reply, status: u16, words: &str| {
+        assert!(reply.status == status && detail(&reply).contains(words), "{}: {}", reply.status, reply.body);
+    };
+    let ids = [1, 2, 3];
+    // A body of 65 MiB. Its pass may have had data, so that the next step is not taken.
+    client.pass(1, &ids, false);
+    let large = [client.pass_of(2, &ids, false), vec![0; TOO_MANY]].concat();
+    refused(client.post_message("", &large), 413, "more than 64 MiB");
+    let adam = json!({"adam_params": {"learning_rate": 0.01}});
+    let stepped = client.numbered("optim_step", 3, adam.clone());
+    assert!(stepped["error"].as_str().unwrap().contains("request 2 of this model was refused"), "{stepped}");
+    // A damaged message, and a damaged object, whose routes have no data.
+    refused(client.post_message("", &[client.pass_of(4, &ids, true), vec![7]].concat()), 400, "not a Forward");
+    client.pass(5, &ids, false);
+    let headers = server.host() + "Content-Type: application/json\r\n";
+    let damaged = format!("{{\"model_id\": \"{}\", \"seq_id\": 6, \"adam_params\": 1", client.model);
+    refused(server.send("POST", "/api/v1/optim_step", &headers, &damaged), 400, "does not fit");
+    assert!(client.numbered("optim_step", 7, adam)["error"].is_null());
+    // Compressed passes are the same as others, and a few bytes may be too many.
+    let zstd = |message: &[u8]| compress_to_vec(message, CompressionLevel::Fastest);
+    let plain = client.pass(8, &ids, true);
+    let packed = client.post_message(ZSTD, &zstd(&client.pass_of(9, &ids, true)));
+    assert_eq!(client.message::<ForwardBackwardOutput>(&packed.json()), plain);
+    let large = [client.pass_of(10, &ids, true), vec![0; TOO_MANY]].concat();
+    refused(client.post_message(ZSTD, &zstd(&large)), 413, "decompressed body has more than 64 MiB");
+    refused(client.post_message(ZSTD, b"zstd"), 400, "not zstd");
+    refused(client.post_message(GZIP, b"\x1f\x8b"), 415, "gzip is not supported");
+    client.pass(11, &ids, true);
 }
 
 #[test]

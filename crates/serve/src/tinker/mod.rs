@@ -9,10 +9,14 @@
 //! | `read` | JSON and protobuf bodies, read into requests of the service |
 //! | `write` | results, written as JSON and protobuf |
 //! | `proto` | the protobuf messages |
+//! | `place` | the numbers of requests that are refused |
+//! | `packed` | compressed bodies |
 //! | `futures` | results, until they are fetched |
 //! | `rest` | saved states, listed and deleted |
 
 mod futures;
+mod packed;
+mod place;
 pub(crate) mod proto;
 mod read;
 mod rest;
@@ -20,14 +24,16 @@ mod rest;
 mod tests;
 mod write;
 
+pub use packed::START;
 pub use rest::rest;
 
-use crate::error::{answer, with_retry};
+use crate::error::{ApiError, answer, with_retry};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures::{Answer, Futures, Waited};
 use lockstep::service::training::{Cause, Failure, Job, Reply, StatePath, Submitted};
 use lockstep::service::{Event, Refused, Service};
+use place::Place;
 use serde_json::{Value, json};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -45,6 +51,8 @@ pub struct Tinker {
     futures: Arc<Futures>,
     /// The name by which clients find the tokenizer.
     tokenizer_id: String,
+    /// Whether clients are asked to compress data, because they may be on other machines.
+    compresses: bool,
 }
 
 /// An error response: `{"detail": …}`, which the client shows.
@@ -59,8 +67,20 @@ impl TinkerError {
         TinkerError { status: StatusCode::BAD_REQUEST, detail: detail.into() }
     }
 
+    /// Whether the client does not send the request again.
+    fn is_final(&self) -> bool {
+        let again = [StatusCode::REQUEST_TIMEOUT, StatusCode::CONFLICT, StatusCode::TOO_MANY_REQUESTS];
+        self.status.is_client_error() && !again.contains(&self.status)
+    }
+
     fn not_found(failure: Failure) -> TinkerError {
         TinkerError { status: StatusCode::NOT_FOUND, detail: failure.message }
+    }
+}
+
+impl From<ApiError> for TinkerError {
+    fn from(error: ApiError) -> TinkerError {
+        TinkerError { status: error.status, detail: error.message }
     }
 }
 
@@ -119,22 +139,40 @@ impl Tinker {
         let finds = is_local && !dir.is_empty() && !dir.contains(':');
         let tokenizer_id = if finds { dir } else { service.training().base_model.clone() };
         let prefix = format!("r{:x}", telemetry::system::since_1970().as_micros());
-        Tinker { service, futures: Arc::new(Futures::new(prefix)), tokenizer_id }
+        Tinker { service, futures: Arc::new(Futures::new(prefix)), tokenizer_id, compresses: !is_local }
     }
 
     /// Responds to `POST /api/v1/{route}`, except for the results of requests.
     pub fn post(&self, route: &str, headers: &HeaderMap, body: &[u8]) -> Replied {
+        let replied = packed::unpack(headers, body).and_then(|body| self.respond(route, &body));
+        if replied.as_ref().is_err_and(TinkerError::is_final) {
+            self.refuse(route, headers, body);
+        }
+        replied
+    }
+
+    /// Uses up the number of a request that was refused, whose body begins with `start`: the client goes on with the
+    /// next number. Changes nothing for a number that is used up, and for requests without one.
+    pub fn refuse(&self, route: &str, headers: &HeaderMap, start: &[u8]) {
+        let start = packed::start(headers, start);
+        let place = if is_pass(route) { place::of_pass(&start) } else { place::of_json(&start) };
+        if let Some(Place { model, number, is_data }) = place {
+            self.service.refuse((&model, number), is_data);
+        }
+    }
+
+    fn respond(&self, route: &str, body: &[u8]) -> Replied {
         match route {
             // Chunks of a pass would arrive in any order, and gain nothing on one machine.
-            "client/config" => Ok(json!({"parallel_fwdbwd_chunks": false, "proto_compress_fwdbwd": false,
-                "sample_join_sampling_session": true})),
+            "client/config" => Ok(json!({"parallel_fwdbwd_chunks": false, "sample_join_sampling_session": true,
+                "proto_compress_fwdbwd": self.compresses})),
             "client/dynamic_config" => Ok(json!({"sample_cancel_enabled": true})),
             "telemetry" => Ok(json!({"status": "accepted"})),
             "create_session" => self.create_session(),
             "session_heartbeat" => self.heartbeat(&read::json(body)?),
             "create_model" => self.create_model(read::json(body)?, body),
             "get_info" => self.info(&read::json(body)?),
-            "forward_backward" | "forward" => self.pass(headers, body),
+            _ if is_pass(route) => self.pass(body),
             "optim_step" => self.numbered(body, body, |body| read::json::<read::OptimStep>(body)?.job()),
             "save_weights" => self.numbered(body, body, |body| read::json::<read::SaveWeights>(body)?.job()),
             "save_weights_for_sampler" => {
@@ -214,24 +252,13 @@ impl Tinker {
         self.accepted(id, submitted, json!({"model_id": model}))
     }
 
-    /// Submits a request with a number of its model. A request whose contents cannot be read uses up its number.
+    /// Submits a request with a number of its model.
     fn numbered(&self, body: &[u8], identity: &[u8], job: impl FnOnce(&[u8]) -> Result<Job, String>) -> Replied {
         let read::OfModel { model_id, seq_id } = read::json(body)?;
-        self.submit((&model_id, seq_id), identity, job(body), false)
+        self.submit((&model_id, seq_id), identity, job(body)?)
     }
 
-    /// `is_data`: the request has data for the next step.
-    fn submit(
-        &self,
-        (model, number): (&str, u64),
-        identity: &[u8],
-        job: Result<Job, String>,
-        is_data: bool,
-    ) -> Replied {
-        let job = job.map_err(|detail| {
-            self.service.refuse((model, number), is_data);
-            TinkerError::bad(detail)
-        })?;
+    fn submit(&self, (model, number): (&str, u64), identity: &[u8], job: Job) -> Replied {
         let id = self.futures.reserve();
         let reply = self.reply(id, model);
         let submitted = self.service.submit((model, number), (id, fingerprint(identity)), job, reply);
@@ -272,15 +299,10 @@ impl Tinker {
         Ok(extra)
     }
 
-    fn pass(&self, headers: &HeaderMap, body: &[u8]) -> Replied {
-        if headers.contains_key(header::CONTENT_ENCODING) {
-            let detail = "compressed bodies are not supported: client/config turns compression off".to_owned();
-            return Err(TinkerError { status: StatusCode::UNSUPPORTED_MEDIA_TYPE, detail });
-        }
+    fn pass(&self, body: &[u8]) -> Replied {
         let request = read::pass(body)?;
         let (model, number) = (request.model_id.clone(), u64::try_from(request.seq_id).unwrap_or(0));
-        let is_data = !request.forward_only;
-        self.submit((&model, number), body, read::pass_job(request), is_data)
+        self.submit((&model, number), body, read::pass_job(request)?)
     }
 
     fn load(&self, body: &[u8]) -> Replied {
@@ -398,6 +420,11 @@ impl Tinker {
             }
         }
     }
+}
+
+/// Whether the body of a route is a `ForwardBackwardRequest`.
+fn is_pass(route: &str) -> bool {
+    ["forward_backward", "forward"].contains(&route)
 }
 
 fn unsupported(route: &str) -> String {
