@@ -29,7 +29,7 @@ pub use model::{Chat, FinishReason, did_you_mean};
 
 use self::load::Loaded;
 use self::owner::{Command, Deliver, Owner, Part, Slots};
-use self::training::{Failure, Job, Learners, Reply, Sampler, Snapshot, StatePath, Submitted, Training};
+use self::training::{Failure, Job, Learners, Reply, Sampler, StatePath, Submitted, Training};
 use kernels::Context;
 use model::chat::ChatTemplate;
 use model::tokenizer::Tokenizer;
@@ -39,6 +39,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 /// Requests without a seed are numbered from here on, so that their random numbers differ from those of every request
 /// with the server's seed.
@@ -256,11 +257,11 @@ impl Service {
             return Err(Refused::NoSuchModel { model: generate.model, known });
         };
         let group = || UNSEEDED | shared.arrivals.fetch_add(1, Ordering::Relaxed) << 16;
-        self.begin(generate, (*version, None), (shared.seed, group), deliver)
+        self.begin(generate, (*version, None), None, (shared.seed, group), deliver)
     }
 
     /// Accepts the request `number` of a sampler, as [`generate`](Self::generate) does. Without a seed, the random
-    /// numbers are those of this request of this sampler.
+    /// numbers are those of this request of this sampler. It is cancelled if the client's session ends.
     pub fn sample(
         &self,
         sampler: &Sampler,
@@ -268,15 +269,24 @@ impl Service {
         generate: Generate,
         deliver: impl Fn(Event) -> bool + Send + Sync + 'static,
     ) -> Result<Ticket, Refused> {
-        let weights = sampler.weights().map_err(|failure| Refused::field("sampling_session_id", failure.message))?;
-        self.begin(generate, weights, (sampler.seed, || UNSEEDED | number), deliver)
+        let refused = |failure: Failure| Refused::field("sampling_session_id", failure.message);
+        let weights = match sampler.weights().map_err(refused)? {
+            Some(weights) => weights,
+            None => {
+                let sampler = sampler.id.clone();
+                self.ask(move |reply| Command::Reload { sampler, reply })?.map_err(refused)?
+            }
+        };
+        let client = Some((sampler.session(), Instant::now()));
+        self.begin(generate, weights, client, (sampler.seed, || UNSEEDED | number), deliver)
     }
 
     /// Begins a request. If it has no seed, `noise` is the seed and the number of the first prompt.
     fn begin(
         &self,
         generate: Generate,
-        (version, snapshot): (ModelVersion, Option<Snapshot>),
+        (version, snapshot): training::Weights,
+        client: Option<(Arc<str>, Instant)>,
         (seed, group): (u64, impl FnOnce() -> u64),
         deliver: impl Fn(Event) -> bool + Send + Sync + 'static,
     ) -> Result<Ticket, Refused> {
@@ -295,7 +305,10 @@ impl Service {
             Part { place, request: Request { model: Some(version), ..request }, slots }
         });
         let parts: Vec<Part> = parts.collect();
-        shared.commands.send(Command::Generate { number, parts, snapshot, deliver }).map_err(|_| Refused::Ended)?;
+        shared
+            .commands
+            .send(Command::Generate { number, parts, snapshot, client, deliver })
+            .map_err(|_| Refused::Ended)?;
         Ok(Ticket { number, commands: shared.commands.clone() })
     }
 
@@ -331,6 +344,14 @@ impl Service {
         let submitted = self.training().submit(place, identity, job, reply);
         self.wake();
         submitted
+    }
+
+    /// Ends a session: its models are freed once their requests are done, and its open sequences are cancelled. Saved
+    /// states stay, and samplers for an hour. False: there is no such session.
+    pub fn close_session(&self, session: &str) -> bool {
+        let is_closed = self.training().close_session(session);
+        let _ = self.0.commands.send(Command::Left);
+        is_closed
     }
 
     /// Uses up the number of a request that was refused. `is_data`: the request had data for the next step, which

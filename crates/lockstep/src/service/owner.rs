@@ -2,7 +2,7 @@
 
 use super::load::Loaded;
 use super::request::Refused;
-use super::training::{Failure, Learners, Snapshot, StatePath};
+use super::training::{Failure, Learners, Snapshot, StatePath, Weights};
 use crate::models::Policy;
 use model::columns::{Column, SAMPLER_LOGPS, TOP_IDS, TOP_LOGPS, Values};
 use model::{Adapter, Columns, FinishReason};
@@ -55,6 +55,8 @@ pub enum Event {
     },
     /// The engine failed. No more events follow.
     Failed(String),
+    /// The client's session has ended, or the client gave no sign of life. No more events follow.
+    Cancelled,
 }
 
 /// A function that passes an event to a client. False: the client is gone.
@@ -69,11 +71,12 @@ pub(super) struct Part {
 
 /// A command to the owner.
 pub(super) enum Command {
-    /// `snapshot` is the adapter of a sampler.
+    /// `snapshot` is the adapter of a sampler, and `client` the sampler's session with the time of the request.
     Generate {
         number: u64,
         parts: Vec<Part>,
         snapshot: Option<Snapshot>,
+        client: Option<(Arc<str>, Instant)>,
         deliver: Arc<Deliver>,
     },
     Cancel {
@@ -86,6 +89,13 @@ pub(super) enum Command {
         path: StatePath,
         reply: SyncSender<Result<String, Failure>>,
     },
+    /// Reads the weights of a sampler again.
+    Reload {
+        sampler: String,
+        reply: SyncSender<Result<Weights, Failure>>,
+    },
+    /// A client has left.
+    Left,
     /// Requests for training wait.
     Train,
 }
@@ -143,6 +153,8 @@ struct Open {
     number: u64,
     place: usize,
     snapshot: Option<Snapshot>,
+    /// The session of its sampler, and the time of the request.
+    client: Option<(Arc<str>, Instant)>,
     deliver: Arc<Deliver>,
     slots: Slots,
 }
@@ -157,6 +169,8 @@ pub(super) struct Owner {
     received: Receiver<Command>,
     status: Status,
     shown: Arc<Mutex<Status>>,
+    /// When the last requests of clients that have left were cancelled.
+    looked: Instant,
 }
 
 impl Owner {
@@ -168,8 +182,8 @@ impl Owner {
     ) -> Owner {
         let Loaded { policy, engine, adapters, .. } = loaded;
         let drive = Drive::new(engine);
-        let (open, status) = (HashMap::new(), Status::default());
-        let mut owner = Owner { policy, adapters, learners, drive, open, received, status, shown };
+        let (open, status, looked) = (HashMap::new(), Status::default(), Instant::now());
+        let mut owner = Owner { policy, adapters, learners, drive, open, received, status, shown, looked };
         owner.show();
         owner
     }
@@ -190,6 +204,9 @@ impl Owner {
                     Err(TryRecvError::Empty) => break,
                     Err(TryRecvError::Disconnected) => return,
                 }
+            }
+            if self.looked.elapsed() > TICK {
+                self.cancel_left();
             }
             let start = Instant::now();
             self.learners.advance(self.policy.weights.base.current());
@@ -215,21 +232,26 @@ impl Owner {
     fn take(&mut self, command: Command) {
         match command {
             Command::Train => {}
+            Command::Left => self.cancel_left(),
             Command::Cancel { number } => self.cancel(number),
             Command::Sampler { session, number, path, reply } => {
                 let base = self.policy.weights.base.current();
                 // A client that has left needs no reply.
                 let _ = reply.send(self.learners.load_sampler(base, (&session, number), &path));
             }
-            Command::Generate { number, parts, snapshot, deliver } => {
+            Command::Reload { sampler, reply } => {
+                let base = self.policy.weights.base.current();
+                let _ = reply.send(self.learners.reload_sampler(base, &sampler));
+            }
+            Command::Generate { number, parts, snapshot, client, deliver } => {
                 for Part { place, request, slots } in parts {
                     let tokens = request.prompt.ids.len();
                     match self.drive.submit(number, request) {
                         Ok(id) => {
                             self.status.prompts += 1;
                             self.status.prompt_tokens += tokens as u64;
-                            let (snapshot, deliver) = (snapshot.clone(), deliver.clone());
-                            let open = Open { number, place, snapshot, deliver, slots };
+                            let (snapshot, client, deliver) = (snapshot.clone(), client.clone(), deliver.clone());
+                            let open = Open { number, place, snapshot, client, deliver, slots };
                             self.open.insert(id, open);
                         }
                         Err(error) => {
@@ -248,6 +270,20 @@ impl Owner {
         let before = self.open.len();
         self.open.retain(|_, open| open.number != number);
         self.status.cancelled += (before - self.open.len()) as u64;
+    }
+
+    /// Cancels the requests of clients that have left.
+    fn cancel_left(&mut self) {
+        self.looked = Instant::now();
+        let has_left = |open: &&Open| {
+            open.client.as_ref().is_some_and(|(session, requested)| self.learners.has_left(session, *requested))
+        };
+        let left: Vec<(u64, Arc<Deliver>)> =
+            self.open.values().filter(has_left).map(|open| (open.number, open.deliver.clone())).collect();
+        for (number, deliver) in left {
+            self.cancel(number);
+            deliver(Event::Cancelled);
+        }
     }
 
     fn step(&mut self) {

@@ -126,6 +126,7 @@ fn bits(generate: &Generate, events: &Receiver<Event>) -> Bits {
             }
             Event::Ended { .. } => open -= 1,
             Event::Failed(message) => panic!("{message}"),
+            Event::Cancelled => panic!("cancelled"),
         }
     }
     all

@@ -14,6 +14,8 @@ use std::convert::Infallible;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
+/// The message of a request that was cancelled. Requests without a session are cancelled by nobody but their clients.
+const CANCELLED: &str = "the request was cancelled";
 /// The number of the latest response, for the ids of responses.
 static RESPONSES: AtomicU64 = AtomicU64::new(0);
 
@@ -80,6 +82,7 @@ impl Pending {
                     self.open -= 1;
                 }
                 Event::Failed(message) => return Err(ApiError::failed(message)),
+                Event::Cancelled => return Err(ApiError::failed(CANCELLED)),
             }
         }
         let Pending { wanted, choices, service, .. } = &self;
@@ -194,6 +197,7 @@ impl Pending {
                         Ok(Vec::new())
                     }
                     Event::Failed(message) => Err(ApiError::failed(message)),
+                    Event::Cancelled => Err(ApiError::failed(CANCELLED)),
                 };
                 match more {
                     Ok(chunks) => ready.extend(chunks),

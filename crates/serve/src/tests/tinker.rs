@@ -310,6 +310,23 @@ fn every_refusal_uses_up_the_number_of_its_request() {
 }
 
 #[test]
+fn a_sample_of_a_session_that_ends_is_gone() {
+    let server = Running::new();
+    let client = Client::new(&server);
+    let body = json!({"session_id": client.session, "sampling_session_seq_id": 0, "base_model": "tiny"});
+    let sampler = server.good("/api/v1/create_sampling_session", &body)["sampling_session_id"].clone();
+    let body = json!({"sampling_session_id": sampler, "seq_id": 0, "num_samples": 64, "prompt": {"chunks": [{"tokens": [1]}]},
+        "sampling_params": {"max_tokens": tiny::CONTEXT - 10, "stop": []}});
+    let promise = server.good("/api/v1/asample", &body);
+    server.good(&format!("/api/v1/sessions/{}/finish", client.session), &json!({"reason": {"type": "success"}}));
+    // The stock client answers 410 by another request.
+    let (status, _, body) = client.retrieve(&promise);
+    assert!(status == 410, "{status}: {}", String::from_utf8_lossy(&body));
+    server.wait_until_idle();
+    assert_eq!(server.service.status().cancelled, 1);
+}
+
+#[test]
 fn the_key_of_the_client_is_accepted_in_its_own_header() {
     let access = Access { api_key: Some("tml-secret".to_owned()), ..Access::default() };
     let server = Running::with(60, &access, "127.0.0.1:0");

@@ -24,6 +24,8 @@ pub enum Answer {
         error: String,
         category: &'static str,
     },
+    /// The request was cancelled, because its client had left. A client that asks sends it again.
+    Gone,
 }
 
 /// A request whose result was asked for.
@@ -40,6 +42,8 @@ struct Entry {
     fetched: Option<Instant>,
     /// Drops to cancel the request.
     ticket: Option<Ticket>,
+    /// The session of the request, whose client is there as long as it asks for the result.
+    session: Option<Arc<str>>,
 }
 
 /// All requests.
@@ -77,7 +81,7 @@ impl Futures {
         }
         inner.next += 1;
         let (id, answer) = (inner.next, watch::Sender::new(None));
-        inner.entries.insert(id, Entry { answer, ended: None, fetched: None, ticket: None });
+        inner.entries.insert(id, Entry { answer, ended: None, fetched: None, ticket: None, session: None });
         id
     }
 
@@ -86,11 +90,16 @@ impl Futures {
         self.lock().entries.remove(&id);
     }
 
-    /// Keeps the claim to a request's tokens until its result is known.
-    pub fn hold(&self, id: u64, ticket: Ticket) {
+    /// Keeps the claim to the tokens of a session's request until its result is known.
+    pub fn hold(&self, id: u64, ticket: Ticket, session: Arc<str>) {
         if let Some(entry) = self.lock().entries.get_mut(&id).filter(|entry| entry.ended.is_none()) {
-            entry.ticket = Some(ticket);
+            (entry.ticket, entry.session) = (Some(ticket), Some(session));
         }
+    }
+
+    /// The session of a request whose tokens are being drawn.
+    pub fn session(&self, id: u64) -> Option<Arc<str>> {
+        self.lock().entries.get(&id).filter(|entry| entry.ended.is_none())?.session.clone()
     }
 
     /// Sets the result of a request, unless it has one.

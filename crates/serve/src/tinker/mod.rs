@@ -364,11 +364,12 @@ impl Tinker {
                     futures.complete(future, Answer::Proto(sequences.response(&prompt_logprobs)));
                 }
                 Event::Failed(error) => futures.complete(future, Answer::Failed { error, category: "server" }),
+                Event::Cancelled => futures.complete(future, Answer::Gone),
             }
             true
         };
         match self.service.sample(&sampler, number, generate, deliver) {
-            Ok(ticket) => self.futures.hold(future, ticket),
+            Ok(ticket) => self.futures.hold(future, ticket, sampler.session()),
             Err(refused) => {
                 self.futures.release(future);
                 training.forget_sample(&id, number);
@@ -398,7 +399,12 @@ impl Tinker {
         };
         let name = request.request_id;
         let waited = match self.futures.parse(&name) {
-            Some(id) => self.wait(id).await,
+            Some(id) => {
+                if let Some(session) = self.futures.session(id) {
+                    self.service.training().waits(&session);
+                }
+                self.wait(id).await
+            }
             None => Waited::Gone,
         };
         match waited {
@@ -408,18 +414,24 @@ impl Tinker {
                     ([(header::CONTENT_TYPE, "application/x-protobuf")], bytes.clone()).into_response()
                 }
                 Answer::Failed { error, category } => answer(&json!({"error": error, "category": category})),
+                Answer::Gone => gone(&name),
             },
             // With status 200 the client would print a warning each time.
             Waited::NotYet => {
                 let body = json!({"type": "try_again", "request_id": name, "queue_state": "active"});
                 (StatusCode::REQUEST_TIMEOUT, answer(&body)).into_response()
             }
-            Waited::Gone => {
-                let detail = format!("no request {name}: its result was dropped, or it belongs to an earlier run");
-                TinkerError { status: StatusCode::GONE, detail }.into_response()
-            }
+            Waited::Gone => gone(&name),
         }
     }
+}
+
+/// The response to a client whose request is not known, which sends samples again.
+fn gone(name: &str) -> Response {
+    let detail = format!(
+        "no request {name}: its result was dropped, its session has ended or was silent, or it belongs to an earlier run"
+    );
+    TinkerError { status: StatusCode::GONE, detail }.into_response()
 }
 
 /// Whether the body of a route is a `ForwardBackwardRequest`.

@@ -57,7 +57,7 @@ impl Tinker {
 
     /// Ends a session.
     pub fn finish(&self, session: &str) -> Replied {
-        self.service.training().close_session(session);
+        self.service.close_session(session);
         Ok(json!({}))
     }
 

@@ -120,6 +120,7 @@ fn draw(service: &Service, sampler: &str, number: u64, prompt: &[u32]) -> Vec<Dr
             }
             Event::Ended { .. } => return out,
             Event::Failed(message) => panic!("{message}"),
+            Event::Cancelled => panic!("cancelled"),
         }
     }
 }
@@ -337,10 +338,15 @@ fn a_closed_session_ends_its_models_and_old_samplers_lose_their_weights() {
     assert!(other.message.contains("another sampler with the number 0"), "{other:?}");
     // Requests that wait for a number end with the session.
     let waits = client.submit(client.next + 1, supervised(&[1, 2, 3]));
-    assert!(service.training().close_session(&client.session) && !service.training().heartbeat(&client.session));
+    assert!(service.close_session(&client.session) && !service.training().heartbeat(&client.session));
     let failure = testing::receive("a result", &waits).unwrap_err();
     assert!(failure.message.contains("has ended"), "{failure:?}");
     assert!(service.training().info(&client.model).is_err());
+}
+
+/// The bytes that are allocated.
+fn used(home: &Home) -> usize {
+    home.ctx.memory().usage().values().map(|usage| usage.bytes).sum()
 }
 
 #[test]
@@ -351,7 +357,7 @@ fn a_saved_adapter_is_loaded_by_the_owner_alone() {
         let mut client = Client::new(&service, SPEC);
         client.saved(Job::SaveForSampler { name: "a".to_owned() })
     };
-    let used = || home.ctx.memory().usage().values().map(|usage| usage.bytes).sum::<usize>();
+    let used = || used(&home);
     let session = service.training().open_session();
     // The owner waits for a client that takes its first token late.
     let (entered, waiting) = channel();
@@ -385,4 +391,82 @@ fn a_saved_adapter_is_loaded_by_the_owner_alone() {
         }
     });
     assert!(used() > before);
+}
+
+#[test]
+fn samplers_of_saved_adapters_release_their_weights() {
+    let home = Home::new();
+    let service = home.start(&home.options());
+    let mut client = Client::new(&service, SPEC);
+    client.pass(supervised(&[1, 2, 3, 4]));
+    client.step();
+    let path = client.saved(Job::SaveForSampler { name: "a".to_owned() });
+    let session = service.training().open_session();
+    let samplers = |numbers: std::ops::Range<u64>| -> Vec<String> {
+        numbers.map(|number| service.sampler(&session, number, Some(&path)).unwrap()).collect()
+    };
+    let first = samplers(0..1).remove(0);
+    let (expected, one) = (draw(&service, &first, 0, &[1, 2]), used(&home));
+    let others = samplers(1..8);
+    let eight = used(&home);
+    assert!(eight > one);
+    samplers(8..20);
+    assert_eq!(used(&home), eight);
+    // The first one reads its weights again.
+    assert_eq!(draw(&service, &first, 1, &[1, 2]).len(), 2);
+    assert!(draw(&service, &others[0], 0, &[1, 2]) == expected);
+    assert_eq!(used(&home), eight);
+    // The session's end releases all weights, and its samplers may still be used.
+    assert!(service.close_session(&session));
+    assert!(used(&home) < one);
+    assert!(draw(&service, &others[1], 0, &[1, 2]) == expected);
+    // Other weights under the same name are not those of the sampler.
+    client.pass(supervised(&[1, 2, 3, 4]));
+    client.step();
+    client.saved(Job::SaveForSampler { name: "a".to_owned() });
+    let of = service.training().sampler(&others[2]).unwrap();
+    let generate = Generate { prompts: vec![vec![1]], max_tokens: Some(1), ..Generate::default() };
+    let replaced = service.sample(&of, 1, generate, |_| true).err().unwrap().to_string();
+    assert!(replaced.contains("was replaced after this sampler was made"), "{replaced}");
+    assert!(draw(&service, &others[1], 0, &[1, 2]) == expected, "weights that are held stay");
+}
+
+#[test]
+fn sequences_of_a_client_that_has_left_are_cancelled() {
+    let home = Home::new();
+    let service = home.start(&home.options());
+    let begin = |session: &str| {
+        let sampler = service.sampler(session, 0, None).unwrap();
+        let of = service.training().sampler(&sampler).unwrap();
+        let (send, received) = channel();
+        let slow = move |event| {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            send.send(event).is_ok()
+        };
+        let ticket = service.sample(&of, 0, long(), slow).unwrap();
+        assert!(matches!(testing::receive("a token", &received), Event::Token(_)));
+        (ticket, received, sampler)
+    };
+    let is_cancelled = |received: &Receiver<Event>| loop {
+        match testing::receive("an event", received) {
+            Event::Token(_) => {}
+            other => break other == Event::Cancelled,
+        }
+    };
+    let [closed, silent, lively] = [(); 3].map(|()| service.training().open_session());
+    let (_lively, events, _) = begin(&lively);
+    let (_closed, received, sampler) = begin(&closed);
+    assert!(service.close_session(&closed));
+    assert!(is_cancelled(&received));
+    assert_eq!(draw(&service, &sampler, 1, &[1, 2]).len(), 2, "clones of the client may go on");
+    let (_silent, received, _) = begin(&silent);
+    service.training().age(&silent, std::time::Duration::from_secs(121));
+    assert!(is_cancelled(&received));
+    assert_eq!(service.status().cancelled, 2);
+    // A client that asks for its result has not left.
+    service.training().age(&lively, std::time::Duration::from_secs(119));
+    service.training().waits(&lively);
+    service.training().age(&lively, std::time::Duration::from_secs(119));
+    assert!(!is_cancelled(&events));
+    wait_until_idle(&service);
 }

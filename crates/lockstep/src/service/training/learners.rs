@@ -7,7 +7,7 @@ use super::failure::Failure;
 use super::job::{AdapterSpec, Compared, Done, Job, ModelInfo, Passed, Pending, Replies};
 use super::path::{Kind, StatePath, check_name};
 use super::queue::Next;
-use super::samplers::noise;
+use super::samplers::{Weights as SamplerWeights, noise};
 use super::store::{Saved, now};
 use crate::rollouts::lineage::Lineage;
 use kernels::Context;
@@ -195,6 +195,16 @@ impl Learners {
     pub fn load_sampler(&self, base: &Weights, place: (&str, u64), path: &StatePath) -> Result<String, Failure> {
         let version = ModelVersion { base: base.version, adapter: None };
         self.shared.sampler_of_saved(place, path, version, |saved| self.read(base, path, saved))
+    }
+
+    /// The weights of a sampler, which are read again if they were released.
+    pub fn reload_sampler(&self, base: &Weights, id: &str) -> Result<SamplerWeights, Failure> {
+        self.shared.reload(id, |path, saved| self.read(base, path, saved))
+    }
+
+    /// See [`Training::has_left`].
+    pub fn has_left(&self, session: &str, requested: Instant) -> bool {
+        self.shared.has_left(session, requested)
     }
 
     fn read(&self, base: &Weights, path: &StatePath, saved: &Saved) -> Result<Adapter, Failure> {

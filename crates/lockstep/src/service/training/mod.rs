@@ -37,7 +37,7 @@ pub use self::queue::Submitted;
 pub use self::samplers::Sampler;
 pub use self::store::{Listed, Saved, Store, rfc3339};
 pub(super) use learners::Learners;
-pub(super) use samplers::Snapshot;
+pub(super) use samplers::{Snapshot, Weights};
 
 pub use train::datums::{AdamParams, ClipRange, Datum, TokenLoss};
 
@@ -53,6 +53,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use telemetry::system::since_1970;
 
+/// Sequences are not computed for a client without a sign of life for this long. Clients give one every 10 seconds.
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(120);
 /// A session without a sign of life for this long is freed.
 const SESSION_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Requests wait this long for a number that has not arrived; clients give up after 5 minutes.
@@ -81,6 +83,8 @@ struct Inner {
     opened: u64,
     /// The id of the next adapter snapshot in the engine.
     snapshots: u64,
+    /// The number of uses of samplers so far.
+    uses: u64,
     /// The model whose turn is next.
     turn: String,
     room: Room,
@@ -88,8 +92,8 @@ struct Inner {
 
 struct Session {
     seen: Instant,
-    /// The client has ended it. Its samplers stay for a while.
-    is_closed: bool,
+    /// When the client has ended it. Its samplers stay for a while.
+    closed: Option<Instant>,
     /// The samplers by their numbers in the session.
     samplers: HashMap<u64, String>,
 }
@@ -114,6 +118,7 @@ impl Training {
             samplers: HashMap::new(),
             opened: 0,
             snapshots: first_snapshot,
+            uses: 0,
             turn: String::new(),
             room: Room::new(room::MOST_OF_MODEL, room::MOST_OF_ALL),
         };
@@ -135,7 +140,7 @@ impl Training {
         let mut inner = self.lock();
         inner.opened += 1;
         let id = format!("s{:x}-{}", since_1970().as_micros(), inner.opened);
-        inner.sessions.insert(id.clone(), Session { seen: Instant::now(), is_closed: false, samplers: HashMap::new() });
+        inner.sessions.insert(id.clone(), Session { seen: Instant::now(), closed: None, samplers: HashMap::new() });
         id
     }
 
@@ -145,14 +150,28 @@ impl Training {
         inner.open(session).is_ok()
     }
 
-    /// Ends a session: its models are freed once their requests are done. Saved states stay, and samplers for an hour.
-    /// False: there is no such session.
-    pub fn close_session(&self, session: &str) -> bool {
+    /// Notes that a client waits for a sequence, also after the end of its session.
+    pub fn waits(&self, session: &str) {
+        if let Some(session) = self.lock().sessions.get_mut(session) {
+            session.seen = Instant::now();
+        }
+    }
+
+    /// Whether the client of a sequence has left, which it requested at this time.
+    pub(super) fn has_left(&self, session: &str, requested: Instant) -> bool {
+        self.lock().sessions.get(session).is_none_or(|session| {
+            session.closed.is_some_and(|closed| requested <= closed) || session.seen.elapsed() > CLIENT_TIMEOUT
+        })
+    }
+
+    /// See [`Service::close_session`](super::Service::close_session).
+    pub(super) fn close_session(&self, session: &str) -> bool {
         let mut inner = self.lock();
+        inner.release_saved(session);
         for entry in inner.models.values_mut().filter(|entry| entry.session == session) {
             entry.is_over = true;
         }
-        inner.open(session).map(|session| session.is_closed = true).is_ok()
+        inner.open(session).map(|session| session.closed = Some(Instant::now())).is_ok()
     }
 
     /// Submits the first request of a model, which creates it. The id of the model is `{session}:train:{number}`.
@@ -273,7 +292,7 @@ impl Training {
             .collect();
         for id in &silent {
             inner.sessions.remove(id);
-            inner.samplers.retain(|_, found| found.sampler.session != *id);
+            inner.samplers.retain(|_, found| *found.sampler.session != **id);
         }
         let is_gone = |session: &String| !inner.sessions.contains_key(session);
         let is_over = |entry: &Entry| is_gone(&entry.session) || entry.is_over && !entry.queue.is_ready();
@@ -316,6 +335,14 @@ impl Training {
         self.is_busy.load(Ordering::Acquire) || self.is_ready()
     }
 
+    /// Moves the last sign of life of a session into the past.
+    #[cfg(test)]
+    pub(super) fn age(&self, session: &str, by: Duration) {
+        let mut inner = self.lock();
+        let session = inner.sessions.get_mut(session).expect("a session");
+        session.seen = session.seen.checked_sub(by).expect("a machine that has run for a while");
+    }
+
     /// Removes all models, because the owner ends.
     fn end(&self) {
         let models = std::mem::take(&mut self.lock().models);
@@ -337,7 +364,7 @@ impl Entry {
 impl Inner {
     /// A session that was not closed, which has given a sign of life.
     fn open(&mut self, session: &str) -> Result<&mut Session, Failure> {
-        let found = self.sessions.get_mut(session).filter(|found| !found.is_closed);
+        let found = self.sessions.get_mut(session).filter(|found| found.closed.is_none());
         let found = found.ok_or_else(|| no_session(session))?;
         found.seen = Instant::now();
         Ok(found)

@@ -16,6 +16,8 @@ use std::time::Instant;
 const MOST_SEEN: usize = 1 << 16;
 /// The newest samplers of each model without files keep their weights.
 const MOST_SAMPLERS: usize = 8;
+/// The samplers of saved adapters that were used last keep their weights. Others read them again.
+const MOST_LOADED: usize = 8;
 
 /// A sampler: weights that do not change.
 #[derive(Clone)]
@@ -24,11 +26,13 @@ pub struct Sampler {
     pub(super) model: Option<(String, Lineage)>,
     /// The path of its weights, if they were saved.
     pub path: Option<StatePath>,
+    pub(in crate::service) id: String,
     /// The seed of requests without one.
     pub(in crate::service) seed: u64,
-    /// The weights; `None` if newer samplers took their place.
-    weights: Option<(ModelVersion, Option<Snapshot>)>,
-    pub(super) session: String,
+    version: ModelVersion,
+    /// The adapter; `None` for the base model, and if the weights were released.
+    adapter: Option<Arc<Adapter>>,
+    pub(super) session: Arc<str>,
     created: u64,
 }
 
@@ -38,7 +42,12 @@ pub(super) struct Sampled {
     seen: Seen,
     /// The number of clients that use it.
     clients: u64,
+    /// The number of uses of all samplers until its last use.
+    used: u64,
 }
+
+/// The version of a sampler's weights, and its adapter.
+pub(in crate::service) type Weights = (ModelVersion, Option<Snapshot>);
 
 /// An adapter of one version, with its id in the engine.
 #[derive(Clone)]
@@ -79,7 +88,36 @@ impl Training {
         let weights = (ModelVersion { adapter: Some(snapshot.version()), ..base }, Some(snapshot));
         let model = Some((path.model.clone(), saved.weights));
         let seed = noise(self.seed, &saved.lineage.0, 0);
-        inner.add_sampler((session, number), model, Some(path), seed, weights)
+        let id = inner.add_sampler((session, number), model, Some(path), seed, weights)?;
+        inner.release_unused();
+        Ok(id)
+    }
+
+    /// The weights of a sampler, which are read again if they were released.
+    pub(super) fn reload(
+        &self,
+        id: &str,
+        load: impl FnOnce(&StatePath, &Saved) -> Result<Adapter, Failure>,
+    ) -> Result<Weights, Failure> {
+        let sampler = self.sampler(id)?;
+        let (None, Some(path)) = (sampler.weights()?, &sampler.path) else { return Ok(sampler.held()) };
+        let saved = self.store.saved(path)?;
+        if sampler.model != Some((path.model.clone(), saved.weights)) {
+            return Err(Failure::request(format!(
+                "{path} was replaced after this sampler was made, and its own weights were released, since {MOST_LOADED} \
+                 others were used after it: make a new sampler"
+            )));
+        }
+        let adapter = Some(Arc::new(load(path, &saved)?));
+        let mut inner = self.lock();
+        inner.uses += 1;
+        let uses = inner.uses;
+        if let Some(found) = inner.samplers.get_mut(id) {
+            found.sampler.adapter.clone_from(&adapter);
+            found.used = uses;
+        }
+        inner.release_unused();
+        Ok(Sampler { adapter, ..sampler }.held())
     }
 
     /// A sampler.
@@ -98,10 +136,13 @@ impl Training {
     /// Notes the request `number` of a sampler. A request that arrives again is [`Submitted::Repeated`].
     pub fn sample(&self, sampler: &str, number: u64, (id, fingerprint): (u64, u128)) -> Result<Submitted, Failure> {
         let mut inner = self.lock();
+        inner.uses += 1;
+        let uses = inner.uses;
         let found = inner.samplers.get_mut(sampler).ok_or_else(|| no_sampler(sampler))?;
+        found.used = uses;
         let session = found.sampler.session.clone();
         let submitted = found.seen.submit(number, id, fingerprint);
-        if let Some(session) = inner.sessions.get_mut(&session) {
+        if let Some(session) = inner.sessions.get_mut(&*session) {
             session.seen = Instant::now();
         }
         Ok(submitted)
@@ -167,16 +208,18 @@ impl Inner {
         model: Option<(String, Lineage)>,
         path: Option<&StatePath>,
         seed: u64,
-        weights: (ModelVersion, Option<Snapshot>),
+        (version, snapshot): Weights,
     ) -> Result<String, Failure> {
         if let Some(id) = self.sampler_in(session, number, model.as_ref(), path)? {
             return Ok(id);
         }
         let id = format!("{session}:sample:{number}");
-        let (session, created) = (session.to_owned(), self.snapshots);
+        let (session, created) = (Arc::<str>::from(session), self.snapshots);
         self.open(&session)?.samplers.insert(number, id.clone());
-        let sampler = Sampler { model, path: path.cloned(), seed, weights: Some(weights), session, created };
-        let sampled = Sampled { sampler, seen: Seen::new(MOST_SEEN), clients: 0 };
+        self.uses += 1;
+        let (path, adapter) = (path.cloned(), snapshot.map(|snapshot| snapshot.adapter));
+        let sampler = Sampler { model, path, id: id.clone(), seed, version, adapter, session, created };
+        let sampled = Sampled { sampler, seen: Seen::new(MOST_SEEN), clients: 0, used: self.uses };
         self.samplers.insert(id.clone(), sampled);
         Ok(id)
     }
@@ -184,7 +227,7 @@ impl Inner {
     /// Frees the weights of a model's samplers without files, except the newest ones.
     fn drop_old_snapshots(&mut self, model: &str) {
         let is_own = |sampler: &Sampler| {
-            sampler.path.is_none() && sampler.weights.is_some() && sampler.model.as_ref().is_some_and(|m| m.0 == model)
+            sampler.path.is_none() && sampler.adapter.is_some() && sampler.model.as_ref().is_some_and(|m| m.0 == model)
         };
         let mut own: Vec<(u64, String)> = self
             .samplers
@@ -196,21 +239,54 @@ impl Inner {
         let old = own.len().saturating_sub(MOST_SAMPLERS);
         for (_, id) in own.drain(..old) {
             if let Some(found) = self.samplers.get_mut(&id) {
-                found.sampler.weights = None;
+                found.sampler.adapter = None;
+            }
+        }
+    }
+
+    /// Releases the weights of saved adapters, except those that were used last. Requests that are computed keep them.
+    fn release_unused(&mut self) {
+        let loaded = |found: &&mut Sampled| found.sampler.path.is_some() && found.sampler.adapter.is_some();
+        let mut loaded: Vec<&mut Sampled> = self.samplers.values_mut().filter(loaded).collect();
+        loaded.sort_by_key(|found| std::cmp::Reverse(found.used));
+        for found in loaded.into_iter().skip(MOST_LOADED) {
+            found.sampler.adapter = None;
+        }
+    }
+
+    /// Releases the weights of a session's saved adapters.
+    pub(super) fn release_saved(&mut self, session: &str) {
+        for Sampled { sampler, .. } in self.samplers.values_mut() {
+            if *sampler.session == *session && sampler.path.is_some() {
+                sampler.adapter = None;
             }
         }
     }
 }
 
 impl Sampler {
-    /// The weights, unless newer samplers took their place.
-    pub(in crate::service) fn weights(&self) -> Result<(ModelVersion, Option<Snapshot>), Failure> {
-        self.weights.clone().ok_or_else(|| {
-            Failure::request(format!(
-                "the weights of this sampler are gone: of each model, the {MOST_SAMPLERS} newest samplers are kept. \
-                 Make a new one, or save the weights under a name"
-            ))
-        })
+    /// Its session.
+    pub fn session(&self) -> Arc<str> {
+        self.session.clone()
+    }
+
+    /// The weights; `None` if they can be read again. It is a failure if newer samplers took their place.
+    pub(in crate::service) fn weights(&self) -> Result<Option<Weights>, Failure> {
+        if self.adapter.is_some() || self.version.adapter.is_none() {
+            return Ok(Some(self.held()));
+        }
+        if self.path.is_some() {
+            return Ok(None);
+        }
+        Err(Failure::request(format!(
+            "the weights of this sampler are gone: of each model, the {MOST_SAMPLERS} newest samplers are kept. Make a \
+             new one, or save the weights under a name"
+        )))
+    }
+
+    fn held(&self) -> Weights {
+        let adapter = self.version.adapter.zip(self.adapter.clone());
+        (self.version, adapter.map(|(version, adapter)| Snapshot { id: version.id, adapter }))
     }
 }
 
