@@ -113,11 +113,21 @@ impl Server {
         let is_local = listener.local_addr()?.ip().is_loopback();
         let tinker = Tinker::new(service.clone(), is_local);
         let site = Arc::new(Site { service, tinker, hosts, api_key, log, started: now() });
+        let waited_for = site.clone();
         let stop = async move {
             while !is_stopped() {
                 tokio::time::sleep(STOP_INTERVAL).await;
             }
             stopping.stop();
+            // Connections that wait for results keep the server until these are known, or never will be.
+            tokio::spawn(async move {
+                while stopping.is_busy() {
+                    tokio::time::sleep(STOP_INTERVAL).await;
+                }
+                // The last result is written after its request has ended.
+                tokio::time::sleep(STOP_INTERVAL).await;
+                waited_for.tinker.stop();
+            });
         };
         runtime.block_on(async move {
             // Without delay, since the next token of a stream must not wait for the acknowledgement of the last one.

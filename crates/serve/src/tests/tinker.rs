@@ -327,6 +327,23 @@ fn a_sample_of_a_session_that_ends_is_gone() {
 }
 
 #[test]
+fn a_server_that_stops_does_not_wait_for_results_that_never_come() {
+    let server = Running::new();
+    let client = Client::new(&server);
+    // Request 1 never arrives.
+    let promise = client.post_pass(2, &[1, 2, 3], true).json();
+    let start = std::time::Instant::now();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| client.retrieve(&promise).0);
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        server.stop.store(true, Ordering::Relaxed);
+        testing::wait_until("the server has stopped", || server.thread.as_ref().unwrap().is_finished());
+        assert!(waiting.join().is_ok_and(|status| status == 408));
+    });
+    assert!(start.elapsed() < std::time::Duration::from_secs(15));
+}
+
+#[test]
 fn the_key_of_the_client_is_accepted_in_its_own_header() {
     let access = Access { api_key: Some("tml-secret".to_owned()), ..Access::default() };
     let server = Running::with(60, &access, "127.0.0.1:0");

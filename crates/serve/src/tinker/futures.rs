@@ -29,6 +29,7 @@ pub enum Answer {
 }
 
 /// A request whose result was asked for.
+#[derive(Debug, PartialEq)]
 pub enum Waited {
     Ready(Arc<Answer>),
     NotYet,
@@ -36,8 +37,17 @@ pub enum Waited {
     Gone,
 }
 
+/// What is known of a result.
+#[derive(Clone, Debug)]
+enum State {
+    Open,
+    /// The server stops, and nothing more is computed.
+    Stopped,
+    Ready(Arc<Answer>),
+}
+
 struct Entry {
-    answer: watch::Sender<Option<Arc<Answer>>>,
+    state: watch::Sender<State>,
     ended: Option<Instant>,
     fetched: Option<Instant>,
     /// Drops to cancel the request.
@@ -57,11 +67,12 @@ struct Inner {
     entries: HashMap<u64, Entry>,
     next: u64,
     swept: Instant,
+    is_stopped: bool,
 }
 
 impl Futures {
     pub fn new(prefix: String) -> Futures {
-        let inner = Inner { entries: HashMap::new(), next: 0, swept: Instant::now() };
+        let inner = Inner { entries: HashMap::new(), next: 0, swept: Instant::now(), is_stopped: false };
         Futures { inner: Mutex::new(inner), prefix }
     }
 
@@ -80,8 +91,9 @@ impl Futures {
                 .retain(|_, entry| !is_old(entry.fetched, FETCHED_TIMEOUT) && !is_old(entry.ended, RESULT_TIMEOUT));
         }
         inner.next += 1;
-        let (id, answer) = (inner.next, watch::Sender::new(None));
-        inner.entries.insert(id, Entry { answer, ended: None, fetched: None, ticket: None, session: None });
+        let id = inner.next;
+        let state = watch::Sender::new(if inner.is_stopped { State::Stopped } else { State::Open });
+        inner.entries.insert(id, Entry { state, ended: None, fetched: None, ticket: None, session: None });
         id
     }
 
@@ -107,7 +119,7 @@ impl Futures {
         if let Some(entry) = self.lock().entries.get_mut(&id).filter(|entry| entry.ended.is_none()) {
             entry.ended = Some(Instant::now());
             entry.ticket = None;
-            entry.answer.send_replace(Some(Arc::new(answer)));
+            entry.state.send_replace(State::Ready(Arc::new(answer)));
         }
     }
 
@@ -118,18 +130,28 @@ impl Futures {
 
     /// Waits for the result of a request for up to `timeout`.
     pub async fn wait(&self, id: u64, timeout: Duration) -> Waited {
-        let Some(mut answer) = self.lock().entries.get(&id).map(|entry| entry.answer.subscribe()) else {
+        let Some(mut state) = self.lock().entries.get(&id).map(|entry| entry.state.subscribe()) else {
             return Waited::Gone;
         };
-        let ready = match tokio::time::timeout(timeout, answer.wait_for(Option::is_some)).await {
-            Err(_) => return Waited::NotYet,
+        let known = tokio::time::timeout(timeout, state.wait_for(|state| !matches!(state, State::Open))).await;
+        let ready = match known.map(|known| known.map(|state| state.clone())) {
+            Err(_) | Ok(Ok(State::Open | State::Stopped)) => return Waited::NotYet,
             Ok(Err(_)) => return Waited::Gone,
-            Ok(Ok(answer)) => answer.clone().expect("waited for"),
+            Ok(Ok(State::Ready(answer))) => answer,
         };
         if let Some(entry) = self.lock().entries.get_mut(&id) {
             entry.fetched = Some(Instant::now());
         }
         Waited::Ready(ready)
+    }
+
+    /// Ends all waits for results, because nothing more is computed.
+    pub fn stop(&self) {
+        let mut inner = self.lock();
+        inner.is_stopped = true;
+        for entry in inner.entries.values().filter(|entry| entry.ended.is_none()) {
+            entry.state.send_replace(State::Stopped);
+        }
     }
 
     /// The id for clients.
@@ -140,5 +162,36 @@ impl Futures {
     /// The request with this id for clients, if this server gave the id.
     pub fn parse(&self, name: &str) -> Option<u64> {
         name.strip_prefix(&self.prefix)?.strip_prefix('-')?.parse().ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_ends_with_the_result_or_the_server() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let futures = Arc::new(Futures::new("r".to_owned()));
+        let (done, open) = (futures.reserve(), futures.reserve());
+        let wait = |id| {
+            let futures = futures.clone();
+            async move { futures.wait(id, testing::HANG).await }
+        };
+        let answer = Answer::Json(Value::Null);
+        runtime.block_on(async {
+            let (first, second) = (tokio::spawn(wait(done)), tokio::spawn(wait(open)));
+            tokio::task::yield_now().await;
+            futures.complete(done, answer.clone());
+            assert_eq!(first.await.unwrap(), Waited::Ready(Arc::new(answer.clone())));
+            assert!(!second.is_finished());
+            futures.stop();
+            assert_eq!(second.await.unwrap(), Waited::NotYet);
+            // A result that is known is still fetched, and a later one still arrives.
+            assert_eq!(wait(done).await, Waited::Ready(Arc::new(answer.clone())));
+            futures.complete(open, answer.clone());
+            assert_eq!(wait(open).await, Waited::Ready(Arc::new(answer)));
+            assert_eq!((wait(futures.reserve()).await, wait(99).await), (Waited::NotYet, Waited::Gone));
+        });
     }
 }

@@ -40,8 +40,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use write::Sequences;
 
-/// The number of seconds for which a request for a result is held; clients end it after 45.
-const HOLD_S: usize = 30;
+/// The time for which a request for a result is held; clients end it after 45 seconds.
+const HOLD: Duration = Duration::from_secs(30);
 /// Separates the id of a sampler from the numbers of request and sequence in the id of a sequence.
 const SEQUENCE: char = '#';
 
@@ -379,16 +379,9 @@ impl Tinker {
         self.accepted(future, submitted, extra)
     }
 
-    /// Waits for a result, unless the server stops.
-    async fn wait(&self, id: u64) -> Waited {
-        let mut waited = Waited::NotYet;
-        for _ in 0..HOLD_S {
-            waited = self.futures.wait(id, Duration::from_secs(1)).await;
-            if !matches!(waited, Waited::NotYet) || self.service.is_stopping() && !self.service.is_busy() {
-                break;
-            }
-        }
-        waited
+    /// Ends all waits for results, because nothing more is computed.
+    pub fn stop(&self) {
+        self.futures.stop();
     }
 
     /// Responds to a request for a result, once it is known.
@@ -403,7 +396,7 @@ impl Tinker {
                 if let Some(session) = self.futures.session(id) {
                     self.service.training().waits(&session);
                 }
-                self.wait(id).await
+                self.futures.wait(id, HOLD).await
             }
             None => Waited::Gone,
         };
