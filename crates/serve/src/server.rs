@@ -212,7 +212,7 @@ async fn tinker(State(site): Shared, Path(route): Path<String>, request: Request
         match (head.method == Method::POST, finished) {
             (true, Some(session)) => site.tinker.finish(session),
             (true, None) => site.tinker.post(&route, &head.headers, &bytes),
-            (false, _) => rest(&site.tinker, &head.method, &route, query),
+            (false, _) => rest(&site.tinker, &head.method, &route, query, &bytes),
         }
     };
     match tokio::task::spawn_blocking(respond).await {

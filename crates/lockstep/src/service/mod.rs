@@ -354,6 +354,13 @@ impl Service {
         is_closed
     }
 
+    /// Lets a saved state expire after a number of seconds from now, or never.
+    pub fn expire(&self, path: &StatePath, ttl_seconds: Option<u64>) -> Result<(), Failure> {
+        self.training().store.expire(path, ttl_seconds)?;
+        self.wake();
+        Ok(())
+    }
+
     /// Uses up the number of a request that was refused. `is_data`: the request had data for the next step, which
     /// therefore fails.
     pub fn refuse(&self, place: (&str, u64), is_data: bool) {

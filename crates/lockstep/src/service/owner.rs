@@ -222,11 +222,11 @@ impl Owner {
     }
 
     /// Waits for a command.
-    fn wait(&self) -> Result<Command, RecvTimeoutError> {
-        if self.learners.needs_time() {
-            return self.received.recv_timeout(TICK);
+    fn wait(&mut self) -> Result<Command, RecvTimeoutError> {
+        match self.learners.tidy() {
+            Some(time) => self.received.recv_timeout(time),
+            None => self.received.recv().map_err(|_| RecvTimeoutError::Disconnected),
         }
-        self.received.recv().map_err(|_| RecvTimeoutError::Disconnected)
     }
 
     fn take(&mut self, command: Command) {

@@ -5,6 +5,7 @@ use crate::tinker::proto::{
     BatchedTensor, Chunk, ChunkKind, DType, Datum, EncodedTextChunk, Encoding, ForwardBackwardOutput,
     ForwardBackwardRequest, SampleResponse, Tensor,
 };
+use lockstep::service::training::rfc3339;
 use prost::Message;
 use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 
@@ -154,7 +155,7 @@ fn a_model_is_trained_sampled_and_saved() {
         assert_eq!((forward.metrics["loss:sum"], forward.loss_fn_outputs[0].num_datums), (0.0, 1));
     }
     // Saved states are listed, described and deleted.
-    let saved = client.numbered("save_weights", 10, json!({"path": "a"}));
+    let saved = client.numbered("save_weights", 10, json!({"path": "a", "ttl_seconds": 3600}));
     let path = format!("tinker://{}/weights/a", client.model);
     assert_eq!(saved["path"], path);
     let named = client.numbered("save_weights_for_sampler", 11, json!({"path": "b", "kind": "snapshot"}));
@@ -162,6 +163,7 @@ fn a_model_is_trained_sampled_and_saved() {
     assert_eq!((&info["base_model"], &info["lora_rank"], &info["is_lora"]), (&json!("tiny"), &json!(4), &json!(true)));
     let route = format!("/api/v1/training_runs/{}", client.model);
     let listed = server.get(&format!("{route}/checkpoints")).json();
+    assert!(listed["checkpoints"].as_array().unwrap().iter().any(|listed| listed["expires_at"].is_string()));
     let ids: Vec<&str> =
         listed["checkpoints"].as_array().unwrap().iter().map(|c| c["checkpoint_id"].as_str().unwrap()).collect();
     assert!(ids.len() == 2 && ids.contains(&"weights/a") && ids.contains(&"sampler_weights/b"), "{ids:?}");
@@ -170,6 +172,15 @@ fn a_model_is_trained_sampled_and_saved() {
     assert_eq!(server.get("/api/v1/training_runs?limit=5&offset=0").json()["cursor"]["total_count"], 1);
     assert_eq!(server.send("DELETE", &format!("{route}/checkpoints/weights/a"), &server.host(), "").status, 200);
     assert_eq!(server.post("/api/v1/weights_info", &json!({"tinker_path": path})).status, 404);
+    // The other state expires, and then not.
+    let expires = || server.get(&format!("{route}/checkpoints")).json()["checkpoints"][0]["expires_at"].clone();
+    let set =
+        |ttl: &str| server.send("PUT", &format!("{route}/checkpoints/sampler_weights/b/ttl"), &server.host(), ttl);
+    let before = rfc3339(telemetry::system::since_1970().as_secs() + 86_400);
+    assert_eq!((set("{\"ttl_seconds\": 86400}").status, expires().as_str() >= Some(&before)), (200, true));
+    assert_eq!((set("{\"ttl_seconds\": null}").status, expires()), (200, Value::Null));
+    let short = set("{\"ttl_seconds\": 60}");
+    assert!(short.status == 400 && short.body.contains("`ttl_seconds` is 60: expected 3600"), "{}", short.body);
     assert_eq!(server.get("/api/v1/training_runs/../checkpoints").json()["checkpoints"], json!([]));
     let body = json!({"session_id": client.session, "sampling_session_seq_id": 1, "model_path": named["path"]});
     let saved_sampler = server.good("/api/v1/create_sampling_session", &body);

@@ -11,6 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// The most numbers of a request's tensors: sparse ones may be much larger than their bytes.
 const MOST_NUMBERS: usize = 1 << 24;
+/// The number of seconds after which a saved state may be deleted; the client's documentation has the limits.
+const TTL: std::ops::RangeInclusive<u64> = 3600..=315_360_000;
 /// The rank of an adapter whose request has none.
 const RANK: usize = 32;
 
@@ -120,16 +122,37 @@ impl OptimStep {
     }
 }
 
+/// The time after which a saved state is deleted.
+#[derive(Deserialize, Default)]
+pub struct Ttl {
+    #[serde(default)]
+    ttl_seconds: Option<u64>,
+}
+
+impl Ttl {
+    pub fn seconds(self) -> Result<Option<u64>, String> {
+        match self.ttl_seconds {
+            Some(seconds) if !TTL.contains(&seconds) => {
+                let (least, most) = (TTL.start(), TTL.end());
+                Err(format!("`ttl_seconds` is {seconds}: expected {least} (an hour) to {most} (ten years)"))
+            }
+            seconds => Ok(seconds),
+        }
+    }
+}
+
 #[derive(Deserialize)]
 pub struct SaveWeights {
     path: String,
     #[serde(default)]
     overwrite: bool,
+    #[serde(flatten)]
+    ttl: Ttl,
 }
 
 impl SaveWeights {
     pub fn job(self) -> Result<Job, String> {
-        Ok(Job::Save { name: self.path, overwrite: self.overwrite })
+        Ok(Job::Save { name: self.path, overwrite: self.overwrite, ttl_seconds: self.ttl.seconds()? })
     }
 }
 
@@ -139,12 +162,18 @@ pub struct SaveForSampler {
     path: Option<String>,
     #[serde(default)]
     sampling_session_seq_id: Option<u64>,
+    #[serde(flatten)]
+    ttl: Ttl,
 }
 
 impl SaveForSampler {
     pub fn job(self) -> Result<Job, String> {
+        let ttl_seconds = self.ttl.seconds()?;
         match (self.path, self.sampling_session_seq_id) {
-            (Some(name), _) => Ok(Job::SaveForSampler { name }),
+            (Some(name), _) => Ok(Job::SaveForSampler { name, ttl_seconds }),
+            (None, Some(_)) if ttl_seconds.is_some() => {
+                Err("`ttl_seconds` needs a `path`: weights without files are kept by their number".to_owned())
+            }
             (None, Some(number)) => Ok(Job::Sampler { number }),
             (None, None) => Err("`path` or `sampling_session_seq_id` is missing".to_owned()),
         }

@@ -6,7 +6,7 @@ use lockstep::service::training::{Kind, Listed, Saved, StatePath, rfc3339};
 use serde_json::{Value, json};
 
 /// Responds to a request other than POST for `/api/v1/{route}`. `query` is the part after `?`.
-pub fn rest(tinker: &Tinker, method: &Method, route: &str, query: &str) -> Replied {
+pub fn rest(tinker: &Tinker, method: &Method, route: &str, query: &str, body: &[u8]) -> Replied {
     let parts: Vec<&str> = route.split('/').collect();
     let training = tinker.service.training();
     match (method.as_str(), &parts[..]) {
@@ -28,6 +28,12 @@ pub fn rest(tinker: &Tinker, method: &Method, route: &str, query: &str) -> Repli
         ("DELETE", ["training_runs", model, "checkpoints", kind, name]) => {
             let path: StatePath = format!("tinker://{model}/{kind}/{name}").parse()?;
             training.store.delete(&path).map_err(TinkerError::not_found)?;
+            Ok(json!({}))
+        }
+        ("PUT", ["training_runs", model, "checkpoints", kind, name, "ttl"]) => {
+            let path: StatePath = format!("tinker://{model}/{kind}/{name}").parse()?;
+            let ttl_seconds = read::json::<read::Ttl>(body)?.seconds()?;
+            tinker.service.expire(&path, ttl_seconds).map_err(TinkerError::not_found)?;
             Ok(json!({}))
         }
         ("GET", ["checkpoints"]) => {
@@ -112,6 +118,6 @@ fn checkpoint(listed: &Listed) -> Value {
     json!({
         "checkpoint_id": format!("{}/{}", path.kind.name(), path.name), "checkpoint_type": kind,
         "time": rfc3339(saved.created), "tinker_path": path.to_string(), "size_bytes": bytes, "public": false,
-        "user_metadata": saved.user_metadata,
+        "user_metadata": saved.user_metadata, "expires_at": saved.expires.map(rfc3339),
     })
 }

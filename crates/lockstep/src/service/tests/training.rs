@@ -86,7 +86,7 @@ impl<'a> Client<'a> {
 
     /// The bytes of the adapter's file.
     fn adapter(&mut self, name: &str) -> Vec<u8> {
-        let path = self.saved(Job::SaveForSampler { name: name.to_owned() });
+        let path = self.saved(Job::SaveForSampler { name: name.to_owned(), ttl_seconds: None });
         std::fs::read(self.service.training().store.dir(&path).join("adapter_model.safetensors")).unwrap()
     }
 }
@@ -223,10 +223,11 @@ fn a_saved_state_continues_with_the_same_bits_after_a_restart() {
         let service = home.start(&home.options());
         let mut client = Client::new(&service, SPEC);
         learn(&mut client, "half");
-        let path = client.saved(Job::Save { name: "half".to_owned(), overwrite: false });
-        let twice = client.call(Job::Save { name: "half".to_owned(), overwrite: false }).unwrap_err();
+        let path = client.saved(Job::Save { name: "half".to_owned(), overwrite: false, ttl_seconds: None });
+        let twice =
+            client.call(Job::Save { name: "half".to_owned(), overwrite: false, ttl_seconds: None }).unwrap_err();
         assert!(twice.message.contains("exists: choose another name, or set overwrite"), "{twice:?}");
-        client.saved(Job::Save { name: "half".to_owned(), overwrite: true });
+        client.saved(Job::Save { name: "half".to_owned(), overwrite: true, ttl_seconds: None });
         (learn(&mut client, "whole"), path)
     };
     let service = home.start(&home.options());
@@ -314,7 +315,7 @@ fn wrong_requests_are_refused_with_the_value() {
     assert_eq!(client.call(none).unwrap_err().message, "there are no datums");
     let long = client.call(supervised(&vec![1; 258])).unwrap_err().message;
     assert_eq!(long, "sample 0: 257 tokens, but the model's context is 256");
-    let name = client.call(Job::SaveForSampler { name: "../x".to_owned() }).unwrap_err().message;
+    let name = client.call(Job::SaveForSampler { name: "../x".to_owned(), ttl_seconds: None }).unwrap_err().message;
     assert!(name.contains("`../x` must have"), "{name}");
     let unknown = |failure: Failure| assert!(failure.message.contains("earlier run of the server"), "{failure:?}");
     unknown(service.training().info("s:train:0").unwrap_err());
@@ -355,7 +356,7 @@ fn a_saved_adapter_is_loaded_by_the_owner_alone() {
     let service = home.start(&home.options());
     let path = {
         let mut client = Client::new(&service, SPEC);
-        client.saved(Job::SaveForSampler { name: "a".to_owned() })
+        client.saved(Job::SaveForSampler { name: "a".to_owned(), ttl_seconds: None })
     };
     let used = || used(&home);
     let session = service.training().open_session();
@@ -400,7 +401,7 @@ fn samplers_of_saved_adapters_release_their_weights() {
     let mut client = Client::new(&service, SPEC);
     client.pass(supervised(&[1, 2, 3, 4]));
     client.step();
-    let path = client.saved(Job::SaveForSampler { name: "a".to_owned() });
+    let path = client.saved(Job::SaveForSampler { name: "a".to_owned(), ttl_seconds: None });
     let session = service.training().open_session();
     let samplers = |numbers: std::ops::Range<u64>| -> Vec<String> {
         numbers.map(|number| service.sampler(&session, number, Some(&path)).unwrap()).collect()
@@ -423,7 +424,7 @@ fn samplers_of_saved_adapters_release_their_weights() {
     // Other weights under the same name are not those of the sampler.
     client.pass(supervised(&[1, 2, 3, 4]));
     client.step();
-    client.saved(Job::SaveForSampler { name: "a".to_owned() });
+    client.saved(Job::SaveForSampler { name: "a".to_owned(), ttl_seconds: None });
     let of = service.training().sampler(&others[2]).unwrap();
     let generate = Generate { prompts: vec![vec![1]], max_tokens: Some(1), ..Generate::default() };
     let replaced = service.sample(&of, 1, generate, |_| true).err().unwrap().to_string();
@@ -462,11 +463,40 @@ fn sequences_of_a_client_that_has_left_are_cancelled() {
     let (_silent, received, _) = begin(&silent);
     service.training().age(&silent, std::time::Duration::from_secs(121));
     assert!(is_cancelled(&received));
-    assert_eq!(service.status().cancelled, 2);
+    testing::wait_until("both are counted", || service.status().cancelled == 2);
     // A client that asks for its result has not left.
     service.training().age(&lively, std::time::Duration::from_secs(119));
     service.training().waits(&lively);
     service.training().age(&lively, std::time::Duration::from_secs(119));
     assert!(!is_cancelled(&events));
     wait_until_idle(&service);
+}
+
+#[test]
+fn a_saved_state_is_deleted_when_its_time_has_come() {
+    let home = Home::new();
+    let service = home.start(&home.options());
+    let mut client = Client::new(&service, SPEC);
+    let save = |name: &str, ttl_seconds| Job::Save { name: name.to_owned(), overwrite: true, ttl_seconds };
+    let [soon, replaced, longer, late] = ["soon", "replaced", "longer", "late"]
+        .map(|name| client.saved(save(name, if name == "late" { Some(3600) } else { Some(1) })));
+    client.saved(save("replaced", None));
+    let store = &service.training().store;
+    service.expire(&longer, Some(3600)).unwrap();
+    service.expire(&late, Some(1)).unwrap();
+    testing::wait_until("two states are deleted", || !store.dir(&soon).exists() && !store.dir(&late).exists());
+    assert!(store.saved(&soon).unwrap_err().message.contains("nothing is saved as"));
+    let names: Vec<String> = store.list(&client.model).into_iter().map(|listed| listed.path.name).collect();
+    assert_eq!(names, ["longer", "replaced"]);
+    service.expire(&longer, None).unwrap();
+    assert_eq!((store.saved(&longer).unwrap().expires, store.saved(&replaced).unwrap().expires), (None, None));
+    // A state whose time comes while no server runs is deleted by the next one.
+    service.expire(&longer, Some(1)).unwrap();
+    let dir = store.dir(&longer);
+    drop(client);
+    drop(service);
+    std::thread::sleep(std::time::Duration::from_millis(1100));
+    let service = home.start(&home.options());
+    assert!(service.training().store.saved(&longer).is_err());
+    testing::wait_until("the state is deleted", || !dir.exists());
 }

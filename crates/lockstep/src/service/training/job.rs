@@ -52,11 +52,15 @@ pub enum Job {
         name: String,
         /// Whether a state with this name is replaced.
         overwrite: bool,
+        /// After how many seconds the state is deleted, if it is.
+        ttl_seconds: Option<u64>,
     },
     /// Saves the adapter for sampling.
     SaveForSampler {
         /// The name of the saved adapter.
         name: String,
+        /// After how many seconds the adapter is deleted, if it is.
+        ttl_seconds: Option<u64>,
     },
     /// Makes a sampler of the current weights, without files.
     Sampler {

@@ -8,7 +8,7 @@ use super::job::{AdapterSpec, Compared, Done, Job, ModelInfo, Passed, Pending, R
 use super::path::{Kind, StatePath, check_name};
 use super::queue::Next;
 use super::samplers::{Weights as SamplerWeights, noise};
-use super::store::{Saved, now};
+use super::store::{Saved, expiry, now};
 use crate::rollouts::lineage::Lineage;
 use kernels::Context;
 use model::{Adapter, LoraConfig, ModelView, TargetModules, WeightSlots, Weights};
@@ -27,8 +27,8 @@ const ALPHA: f64 = 32.0;
 const MICRO_BATCH_TOKENS: usize = 2048;
 /// The largest rank.
 const MOST_RANK: usize = 512;
-/// The interval at which ended sessions are noticed.
-const RETIRE_INTERVAL: Duration = Duration::from_secs(1);
+/// The interval at which ended sessions and waits are noticed.
+const TICK: Duration = Duration::from_millis(500);
 
 /// All models in training.
 pub struct Learners {
@@ -36,7 +36,7 @@ pub struct Learners {
     shared: Arc<Training>,
     passes: Passes,
     learners: HashMap<String, Learner>,
-    retired: Instant,
+    tidied: Instant,
 }
 
 /// A model in training.
@@ -70,7 +70,7 @@ struct Running {
 impl Learners {
     pub fn new(ctx: Context, shared: Arc<Training>) -> Learners {
         let passes = Passes::new(ctx.memory(), false);
-        Learners { ctx, shared, passes, learners: HashMap::new(), retired: Instant::now() }
+        Learners { ctx, shared, passes, learners: HashMap::new(), tidied: Instant::now() }
     }
 
     /// Whether [`advance`](Self::advance) has something to compute.
@@ -78,19 +78,24 @@ impl Learners {
         self.learners.values().all(|learner| learner.running.is_none()) && !self.shared.is_ready()
     }
 
-    /// Whether something may happen without a further request: the end of a wait, or of a session.
-    pub fn needs_time(&self) -> bool {
-        self.shared.needs_time()
+    /// Ends the sessions and deletes the saved states whose time has come. Returns how long nothing more happens without
+    /// a further request; `None`: for ever.
+    pub fn tidy(&mut self) -> Option<Duration> {
+        self.tidied = Instant::now();
+        let is_free = |model: &str| self.learners.get(model).is_none_or(|learner| learner.running.is_none());
+        for model in self.shared.retire(is_free) {
+            self.learners.remove(&model);
+        }
+        let expires = self.shared.store.sweep();
+        // A session may end, or give up a wait for a request.
+        let session = self.shared.has_sessions().then_some(TICK);
+        session.into_iter().chain(expires).min()
     }
 
     /// Computes one micro-batch or one request, if there is any.
     pub fn advance(&mut self, base: &Weights) {
-        if self.retired.elapsed() > RETIRE_INTERVAL {
-            self.retired = Instant::now();
-            let is_free = |model: &str| self.learners.get(model).is_none_or(|learner| learner.running.is_none());
-            for model in self.shared.retire(is_free) {
-                self.learners.remove(&model);
-            }
+        if self.tidied.elapsed() > TICK {
+            self.tidy();
         }
         let is_free = |model: &str| self.learners.get(model).is_none_or(|learner| learner.running.is_none());
         match self.shared.next(is_free) {
@@ -133,10 +138,12 @@ impl Learners {
                         }
                     }
                     Job::Step(params) => learner.step(&self.ctx, params),
-                    Job::Save { name, overwrite } => {
-                        save(&self.shared, learner, (model, Kind::Training, name), overwrite)
+                    Job::Save { name, overwrite, ttl_seconds } => {
+                        save(&self.shared, learner, (model, Kind::Training, name), overwrite, ttl_seconds)
                     }
-                    Job::SaveForSampler { name } => save(&self.shared, learner, (model, Kind::Sampler, name), true),
+                    Job::SaveForSampler { name, ttl_seconds } => {
+                        save(&self.shared, learner, (model, Kind::Sampler, name), true, ttl_seconds)
+                    }
                     Job::Sampler { number } => {
                         learner.samplers += 1;
                         let seed = noise(self.shared.seed, &learner.lineage.0, learner.samplers);
@@ -282,6 +289,7 @@ fn save(
     learner: &Learner,
     (model, kind, name): (&str, Kind, String),
     overwrite: bool,
+    ttl_seconds: Option<u64>,
 ) -> Result<Done, Failure> {
     check_name(&name)?;
     let path = StatePath { model: model.to_owned(), kind, name };
@@ -296,6 +304,7 @@ fn save(
         steps: learner.trainer.steps(),
         version: adapter.version,
         created: now(),
+        expires: expiry(ttl_seconds),
         user_metadata: shared.user_metadata(model),
     };
     shared.store.save(&path, &saved, adapter, learner.trainer.optimizer(), overwrite)?;

@@ -252,7 +252,7 @@ impl Training {
     }
 
     /// Whether there are sessions, which may end, or whose models wait.
-    pub(super) fn needs_time(&self) -> bool {
+    fn has_sessions(&self) -> bool {
         !self.lock().sessions.is_empty()
     }
 

@@ -10,19 +10,23 @@ use crate::models::{hashes, weights_hash};
 use crate::rollouts::lineage::Lineage;
 use crate::run::checkpoint::replace_dir;
 use crate::run::moments::{restore_moments, write_moments};
+use crate::run::run_dir::write_atomically;
 use crate::stop::StopSignal;
 use kernels::Memory;
 use model::peft::{BaseModel, save_adapter};
 use model::{Adapter, LoraConfig, Updates, Weights};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 use telemetry::system::since_1970;
 use train::Optimizer;
 
 /// The file with [`Saved`].
 const FILE: &str = "state.json";
+
 /// The facts about a saved state.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Saved {
@@ -44,6 +48,9 @@ pub struct Saved {
     pub version: Updates,
     /// Seconds since 1970.
     pub created: u64,
+    /// When it is deleted, in seconds since 1970; `None`: not without a request.
+    #[serde(default)]
+    pub expires: Option<u64>,
     /// The client's own data about the model.
     #[serde(default)]
     pub user_metadata: Value,
@@ -66,12 +73,26 @@ pub struct Store {
     base: PathBuf,
     /// The hash of the base model's weights, once it is needed.
     base_sha256: OnceLock<Option<String>>,
+    /// The states that expire, soonest first. Whoever writes or deletes a state has the lock.
+    expiring: Mutex<Expiring>,
 }
+
+/// Paths with times in seconds since 1970. A state that was replaced or deleted may still be there.
+type Expiring = BTreeSet<(u64, StatePath)>;
 
 impl Store {
     /// The states in `dir`, of adapters of the model in `base`.
     pub(super) fn new(dir: PathBuf, base: PathBuf) -> Store {
-        Store { dir, base, base_sha256: OnceLock::new() }
+        let store = Store { dir, base, base_sha256: OnceLock::new(), expiring: Mutex::default() };
+        // Those whose time came while no server ran are deleted soon.
+        let all = store.models().into_iter().flat_map(|model| store.all(&model));
+        let expiring = all.filter_map(|listed| Some((listed.saved.expires?, listed.path)));
+        store.lock().extend(expiring);
+        store
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Expiring> {
+        self.expiring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The directory of a saved state.
@@ -89,7 +110,9 @@ impl Store {
         overwrite: bool,
     ) -> Result<(), Failure> {
         let target = self.dir(path);
-        if target.exists() && !overwrite {
+        let mut expiring = self.lock();
+        let has_expired = self.read(path).is_ok_and(|saved| saved.has_expired());
+        if target.exists() && !overwrite && !has_expired {
             return Err(Failure::request(format!("{path} exists: choose another name, or set overwrite")));
         }
         let base_sha256 = self.base_sha256.get_or_init(|| {
@@ -111,11 +134,44 @@ impl Store {
         };
         write()
             .inspect_err(|_| drop(disk::remove_dir_all(&temporary)))
-            .map_err(|error| Failure::server(format!("cannot save {path} to {}: {error:#}", target.display())))
+            .map_err(|error| Failure::server(format!("cannot save {path} to {}: {error:#}", target.display())))?;
+        expiring.extend(saved.expires.map(|at| (at, path.clone())));
+        Ok(())
     }
 
-    /// The facts about a saved state.
+    /// Lets a saved state expire after a number of seconds from now, or never.
+    pub(in crate::service) fn expire(&self, path: &StatePath, ttl_seconds: Option<u64>) -> Result<(), Failure> {
+        let mut expiring = self.lock();
+        let saved = Saved { expires: expiry(ttl_seconds), ..self.saved(path)? };
+        let bytes = serde_json::to_vec_pretty(&saved).map_err(Failure::server)?;
+        write_atomically(&self.dir(path).join(FILE), &bytes).map_err(Failure::server)?;
+        expiring.extend(saved.expires.map(|at| (at, path.clone())));
+        Ok(())
+    }
+
+    /// Deletes the states that have expired. Returns the time until the next one expires.
+    pub(super) fn sweep(&self) -> Option<Duration> {
+        let mut expiring = self.lock();
+        while let Some((at, path)) = expiring.first() {
+            if let Some(left) = at.checked_sub(now()).filter(|left| *left > 0) {
+                return Some(Duration::from_secs(left));
+            }
+            // It may have got another time, and a directory that cannot be deleted stays, but is not found.
+            if self.read(path).is_ok_and(|saved| saved.has_expired()) {
+                let _ = disk::remove_dir_all(self.dir(path));
+            }
+            expiring.pop_first();
+        }
+        None
+    }
+
+    /// The facts about a saved state that has not expired.
     pub fn saved(&self, path: &StatePath) -> Result<Saved, Failure> {
+        let saved = self.read(path)?;
+        if saved.has_expired() { Err(self.missing(path)) } else { Ok(saved) }
+    }
+
+    fn read(&self, path: &StatePath) -> Result<Saved, Failure> {
         let dir = self.dir(path);
         let bytes = disk::read(dir.join(FILE), disk::most::STATE).map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound => self.missing(path),
@@ -158,8 +214,13 @@ impl Store {
         restore_moments(&self.dir(path), "", optimizer).map_err(|error| Failure::server(format!("{error:#}")))
     }
 
-    /// The saved states of a model, oldest first.
+    /// The saved states of a model that have not expired, oldest first.
     pub fn list(&self, model: &str) -> Vec<Listed> {
+        self.all(model).into_iter().filter(|listed| !listed.saved.has_expired()).collect()
+    }
+
+    /// The saved states of a model, also those that have expired.
+    fn all(&self, model: &str) -> Vec<Listed> {
         let mut out = Vec::new();
         if check_name(model).is_err() {
             return out;
@@ -169,7 +230,7 @@ impl Store {
                 let name = entry.file_name().to_string_lossy().into_owned();
                 let path = StatePath { model: model.to_owned(), kind, name };
                 if check_name(&path.name).is_ok()
-                    && let Ok(saved) = self.saved(&path)
+                    && let Ok(saved) = self.read(&path)
                 {
                     out.push(Listed { bytes: size(&entry.path()), path, saved });
                 }
@@ -190,9 +251,21 @@ impl Store {
 
     /// Deletes a saved state.
     pub fn delete(&self, path: &StatePath) -> Result<(), Failure> {
+        let _expiring = self.lock();
         self.saved(path)?;
         disk::remove_dir_all(self.dir(path)).map_err(|error| Failure::server(format!("cannot delete {path}: {error}")))
     }
+}
+
+impl Saved {
+    fn has_expired(&self) -> bool {
+        self.expires.is_some_and(|at| at <= now())
+    }
+}
+
+/// When a state that is saved now expires.
+pub(super) fn expiry(ttl_seconds: Option<u64>) -> Option<u64> {
+    ttl_seconds.map(|seconds| now().saturating_add(seconds))
 }
 
 /// The number of bytes of the files in a directory.
