@@ -52,6 +52,8 @@ pub enum Event {
         /// The log-probability of each prompt token but the first, and the most likely tokens at its position; empty
         /// unless requested.
         prompt_logprobs: Vec<(f32, Vec<Ranked>)>,
+        /// The number of the prompt's tokens that were in the prefix cache.
+        cached_tokens: usize,
     },
     /// The engine failed. No more events follow.
     Failed(String),
@@ -305,10 +307,10 @@ impl Owner {
             self.fail_one(drawn.request, drawn.logp);
         }
         let ended = outcomes.into_iter().filter_map(|outcome| match outcome {
-            Outcome::Ended { request, group, .. } => Some((request, group)),
+            Outcome::Ended { request, group, cached_tokens, .. } => Some((request, group, cached_tokens)),
             Outcome::Paused { .. } => None,
         });
-        let ended: Vec<(RequestId, RolloutGroup)> = ended.collect();
+        let ended: Vec<(RequestId, RolloutGroup, usize)> = ended.collect();
         let mut gone = Vec::new();
         for drawn in drawn {
             let Some(open) = self.open.get(&drawn.request) else { continue };
@@ -316,8 +318,8 @@ impl Owner {
                 prompt: open.place,
                 sample: drawn.generation,
                 token: Ranked { id: drawn.id, logp: drawn.logp },
-                top: match ended.iter().find(|(request, _)| *request == drawn.request) {
-                    Some((_, group)) => ranked(&group.completions[drawn.generation].columns, drawn.index),
+                top: match ended.iter().find(|(request, ..)| *request == drawn.request) {
+                    Some((_, group, _)) => ranked(&group.completions[drawn.generation].columns, drawn.index),
                     None => {
                         let (ids, logps) = self.drive.engine().top_logprobs(&drawn);
                         zipped(ids, logps)
@@ -329,14 +331,14 @@ impl Owner {
                 gone.push(open.number);
             }
         }
-        for (request, group) in ended {
+        for (request, group, cached_tokens) in ended {
             let Some(Open { place, deliver, slots, .. }) = self.open.remove(&request) else { continue };
             let logps = group.prompt_columns.f32(SAMPLER_LOGPS).unwrap_or_default();
             let prompt_logprobs =
                 logps.iter().enumerate().map(|(i, &logp)| (logp, ranked(&group.prompt_columns, i))).collect();
             // A client that has its response may send the next request at once, and must find its slots free.
             drop(slots);
-            deliver(Event::Ended { prompt: place, prompt_logprobs });
+            deliver(Event::Ended { prompt: place, prompt_logprobs, cached_tokens });
         }
         for number in gone {
             self.cancel(number);

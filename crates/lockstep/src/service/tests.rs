@@ -304,7 +304,7 @@ fn prompt_log_probabilities_arrive_with_the_end() {
     let (_ticket, events) = submit(&service, &generate);
     let end = loop {
         match events.recv_timeout(testing::HANG).unwrap() {
-            Event::Ended { prompt: 0, prompt_logprobs } => break prompt_logprobs,
+            Event::Ended { prompt: 0, prompt_logprobs, .. } => break prompt_logprobs,
             Event::Token(_) => {}
             other => panic!("{other:?}"),
         }

@@ -149,12 +149,13 @@ impl Wanted {
         self.generate.prompts.iter().map(Vec::len).sum()
     }
 
-    /// OpenAI's `usage` after this many generated tokens.
-    fn usage(&self, completion_tokens: usize) -> Value {
+    /// OpenAI's `usage` after this many generated tokens. The prefix cache had `cached_tokens` of the prompts.
+    fn usage(&self, completion_tokens: usize, cached_tokens: usize) -> Value {
         let prompt_tokens = self.prompt_tokens();
         let total_tokens = prompt_tokens + completion_tokens;
         json!({
-            "prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total_tokens
+            "prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total_tokens,
+            "prompt_tokens_details": {"cached_tokens": cached_tokens},
         })
     }
 

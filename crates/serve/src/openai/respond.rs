@@ -26,6 +26,8 @@ struct Pending {
     choices: Vec<Choice>,
     /// The prompts whose completions have not all ended.
     open: usize,
+    /// The number of tokens of ended prompts that were in the prefix cache.
+    cached_tokens: usize,
     /// Events that have arrived. A slow reader keeps at most the tokens of its own request here, and no KV-cache pages.
     events: UnboundedReceiver<Event>,
     _ticket: Ticket,
@@ -45,6 +47,7 @@ pub async fn respond(service: Service, wanted: Wanted) -> Result<Response, ApiEr
     let pending = Pending {
         choices: Choice::all(&service, &wanted, &id),
         open: wanted.generate.prompts.len(),
+        cached_tokens: 0,
         id,
         service,
         wanted,
@@ -77,7 +80,8 @@ impl Pending {
                     texts[index].0 += &text;
                     texts[index].1.push(piece);
                 }
-                Event::Ended { prompt, prompt_logprobs } => {
+                Event::Ended { prompt, prompt_logprobs, cached_tokens } => {
+                    self.cached_tokens += cached_tokens;
                     scored[prompt] = prompt_logprobs;
                     self.open -= 1;
                 }
@@ -109,7 +113,7 @@ impl Pending {
     }
 
     fn usage(&self) -> Value {
-        self.wanted.usage(self.choices.iter().map(|choice| choice.tokens).sum())
+        self.wanted.usage(self.choices.iter().map(|choice| choice.tokens).sum(), self.cached_tokens)
     }
 
     /// The fields around `choices`.
@@ -192,7 +196,8 @@ impl Pending {
                 }
                 let more = match pending.next().await {
                     Event::Token(token) => pending.chunks(&token),
-                    Event::Ended { .. } => {
+                    Event::Ended { cached_tokens, .. } => {
+                        pending.cached_tokens += cached_tokens;
                         pending.open -= 1;
                         Ok(Vec::new())
                     }

@@ -43,7 +43,14 @@ fn text_token_ids_and_the_token_endpoint_give_the_same_completion() {
     let ids = text["choices"][0]["prompt_token_ids"].clone();
     let by_ids = server.good("/v1/completions", &and(base(), and(fields, json!({"prompt": ids}))));
     assert_eq!((&text["choices"], &text["usage"]), (&by_ids["choices"], &by_ids["usage"]));
-    assert_eq!(text["usage"], json!({"prompt_tokens": 9, "completion_tokens": 24, "total_tokens": 33}));
+    let details = json!({"cached_tokens": 0});
+    let usage =
+        json!({"prompt_tokens": 9, "completion_tokens": 24, "total_tokens": 33, "prompt_tokens_details": details});
+    assert_eq!(text["usage"], usage);
+    // A longer prompt is found in the prefix cache, in pages of 64 tokens.
+    let long = and(base(), json!({"prompt": "a".repeat(150), "max_tokens": 1}));
+    let cached = || server.good("/v1/completions", &long)["usage"]["prompt_tokens_details"]["cached_tokens"].clone();
+    assert_eq!((cached(), cached()), (json!(0), json!(128)));
     let sampling = json!({"max_tokens": 12, "seed": 3, "ignore_eos": true, "logprobs": 1, "n": 2});
     let tokens = server
         .good("/inference/v1/generate", &json!({"token_ids": ids, "sampling_params": sampling, "request_id": "r"}));

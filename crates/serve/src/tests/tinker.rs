@@ -154,6 +154,26 @@ fn a_model_is_trained_sampled_and_saved() {
         assert_eq!(f32s(&tensor.data[..2 * 4]), prompt[1..]);
         assert_eq!((forward.metrics["loss:sum"], forward.loss_fn_outputs[0].num_datums), (0.0, 1));
     }
+    // A prompt that was computed before is found in the prefix cache, in pages of 64 tokens.
+    let mut cached = sample.clone();
+    (cached["prompt_logprobs"], cached["prompt"]["chunks"]) = (json!(false), json!([{"tokens": vec![4; 150]}]));
+    for (seq_id, expected) in [(1, 0), (2, 128)] {
+        cached["seq_id"] = json!(seq_id);
+        let drawn: SampleResponse = client.message(&server.good("/api/v1/asample", &cached));
+        assert_eq!(drawn.prompt_cache_hit_tokens, expected);
+    }
+    // Three passes and steps, two passes without a gradient, and a sampler.
+    let metrics = || {
+        let (samples, _) = testing::prometheus::read(&server.get("/metrics").body).unwrap();
+        move |name: &str| samples.iter().find(|sample| sample.name == format!("lockstep_serve_{name}")).unwrap().value
+    };
+    testing::wait_until("all tokens are counted", || metrics()("training_tokens_total") == 3.0 * 5.0 + 2.0 * 7.0);
+    let value = metrics();
+    assert_eq!((value("training_passes_total"), value("training_steps_total")), (5.0, 3.0));
+    assert_eq!((value("training_requests_total"), value("training_waiting_requests")), (10.0, 0.0));
+    assert_eq!((value("training_models"), value("sampler_adapters"), value("sessions")), (1.0, 1.0, 1.0));
+    assert!(value("training_wait_seconds_total") > 0.0 && value("training_seconds_total") > 0.0);
+    assert!(value("engine_seconds_total") > 0.0);
     // Saved states are listed, described and deleted.
     let saved = client.numbered("save_weights", 10, json!({"path": "a", "ttl_seconds": 3600}));
     let path = format!("tinker://{}/weights/a", client.model);
@@ -326,7 +346,8 @@ fn a_sample_of_a_session_that_ends_is_gone() {
     let client = Client::new(&server);
     let body = json!({"session_id": client.session, "sampling_session_seq_id": 0, "base_model": "tiny"});
     let sampler = server.good("/api/v1/create_sampling_session", &body)["sampling_session_id"].clone();
-    let body = json!({"sampling_session_id": sampler, "seq_id": 0, "num_samples": 64, "prompt": {"chunks": [{"tokens": [1]}]},
+    let body = json!({"sampling_session_id": sampler, "seq_id": 0, "num_samples": 64,
+        "prompt": {"chunks": [{"tokens": [1]}]},
         "sampling_params": {"max_tokens": tiny::CONTEXT - 10, "stop": []}});
     let promise = server.good("/api/v1/asample", &body);
     server.good(&format!("/api/v1/sessions/{}/finish", client.session), &json!({"reason": {"type": "success"}}));

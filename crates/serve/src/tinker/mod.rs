@@ -7,6 +7,7 @@
 //! | file | contents |
 //! |---|---|
 //! | `read` | JSON and protobuf bodies, read into requests of the service |
+//! | `tensors` | the numbers of tensors |
 //! | `write` | results, written as JSON and protobuf |
 //! | `proto` | the protobuf messages |
 //! | `place` | the numbers of requests that are refused |
@@ -20,6 +21,7 @@ mod place;
 pub(crate) mod proto;
 mod read;
 mod rest;
+mod tensors;
 #[cfg(test)]
 mod tests;
 mod write;
@@ -360,8 +362,8 @@ impl Tinker {
             let mut sequences = sequences.lock().unwrap_or_else(PoisonError::into_inner);
             match event {
                 Event::Token(token) => sequences.push(token),
-                Event::Ended { prompt_logprobs, .. } => {
-                    futures.complete(future, Answer::Proto(sequences.response(&prompt_logprobs)));
+                Event::Ended { prompt_logprobs, cached_tokens, .. } => {
+                    futures.complete(future, Answer::Proto(sequences.response(&prompt_logprobs, cached_tokens)));
                 }
                 Event::Failed(error) => futures.complete(future, Answer::Failed { error, category: "server" }),
                 Event::Cancelled => futures.complete(future, Answer::Gone),
@@ -422,7 +424,8 @@ impl Tinker {
 /// The response to a client whose request is not known, which sends samples again.
 fn gone(name: &str) -> Response {
     let detail = format!(
-        "no request {name}: its result was dropped, its session has ended or was silent, or it belongs to an earlier run"
+        "no request {name}: its result was dropped, its session has ended or was silent, or it belongs to an earlier \
+         run"
     );
     TinkerError { status: StatusCode::GONE, detail }.into_response()
 }

@@ -103,7 +103,7 @@ impl Sequences {
     }
 
     /// The response, after the last token.
-    pub fn response(&self, prompt: &[(f32, Vec<Ranked>)]) -> Vec<u8> {
+    pub fn response(&self, prompt: &[(f32, Vec<Ranked>)], cached_tokens: usize) -> Vec<u8> {
         let prompt = Some(prompt).filter(|_| self.scores_prompt);
         let sequences = self.sequences.iter().map(|tokens| self.sequence(tokens)).collect();
         // The first token of a prompt has no log-probability.
@@ -117,7 +117,8 @@ impl Sequences {
             let rows = std::iter::once(&[][..]).chain(prompt.iter().map(|(_, top)| &top[..])).enumerate();
             topk(self.topk_prompt, rows.map(|(i, top)| if scored(i) { top } else { &[] }))
         });
-        SampleResponse { sequences, prompt_logprobs, topk_prompt_logprobs, prompt_cache_hit_tokens: 0 }.encode_to_vec()
+        let prompt_cache_hit_tokens = i32::try_from(cached_tokens).unwrap_or(i32::MAX);
+        SampleResponse { sequences, prompt_logprobs, topk_prompt_logprobs, prompt_cache_hit_tokens }.encode_to_vec()
     }
 
     fn sequence(&self, tokens: &[Token]) -> SampledSequence {
@@ -175,7 +176,7 @@ mod tests {
             let token = Ranked { id, logp: -1.0 };
             sequences.push(Token { prompt: 0, sample: 0, token, top: Vec::new(), finish_reason });
         }
-        let bytes: String = sequences.response(&[]).iter().map(|byte| format!("{byte:02x}")).collect();
+        let bytes: String = sequences.response(&[], 0).iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(bytes, "0a14120864000000650000001a08000080bf000080bf");
     }
 }

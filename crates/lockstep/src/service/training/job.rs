@@ -5,6 +5,7 @@ use super::path::StatePath;
 use super::room::Claim;
 use model::LoraConfig;
 use serde::{Deserialize, Serialize};
+use std::time::Instant;
 use train::datums::{AdamParams, Datum, TokenLoss};
 
 /// The adapter that a client asks for.
@@ -150,11 +151,13 @@ pub type Reply = Box<dyn FnOnce(Result<Done, Failure>) + Send>;
 pub(super) struct Pending {
     pub(super) job: Job,
     pub(super) reply: Replies,
+    /// When it was accepted.
+    pub(super) since: Instant,
 }
 
 impl Pending {
     pub(super) fn new(job: Job, reply: Reply, claim: Claim) -> Pending {
-        Pending { job, reply: Replies { reply: Some(reply), _claim: claim } }
+        Pending { job, reply: Replies { reply: Some(reply), _claim: claim }, since: Instant::now() }
     }
 }
 

@@ -78,8 +78,8 @@ impl Learners {
         self.learners.values().all(|learner| learner.running.is_none()) && !self.shared.is_ready()
     }
 
-    /// Ends the sessions and deletes the saved states whose time has come. Returns how long nothing more happens without
-    /// a further request; `None`: for ever.
+    /// Ends the sessions and deletes the saved states whose time has come. Returns the time for which nothing more
+    /// happens without a further request; `None`: for ever.
     pub fn tidy(&mut self) -> Option<Duration> {
         self.tidied = Instant::now();
         let is_free = |model: &str| self.learners.get(model).is_none_or(|learner| learner.running.is_none());
@@ -97,8 +97,11 @@ impl Learners {
         if self.tidied.elapsed() > TICK {
             self.tidy();
         }
+        let (start, mut tokens) = (Instant::now(), 0);
         let is_free = |model: &str| self.learners.get(model).is_none_or(|learner| learner.running.is_none());
-        match self.shared.next(is_free) {
+        let next = self.shared.next(is_free);
+        let mut is_idle = next.is_none();
+        match next {
             Some((model, Next::Missing { numbers, is_data })) => {
                 let why = match numbers.end - numbers.start {
                     1 => format!("request {} of this model was refused or never arrived", numbers.start),
@@ -113,14 +116,18 @@ impl Learners {
         }
         // All passes take turns. (The map's order does not matter: models share no state but the tape.)
         for (model, learner) in self.learners.iter_mut().filter(|(_, learner)| learner.running.is_some()) {
-            learner.pass(&mut self.passes, &self.ctx, base);
+            tokens += learner.pass(&mut self.passes, &self.ctx, base);
             self.shared.touch(model);
+            is_idle = false;
+        }
+        if !is_idle {
+            self.shared.computed(tokens, start.elapsed());
         }
         self.shared.set_busy(!self.is_idle());
     }
 
     fn begin(&mut self, base: &Weights, model: &str, pending: Pending) {
-        let Pending { job, reply } = pending;
+        let Pending { job, reply, .. } = pending;
         let result = match job {
             Job::Create(spec) => self.create(base, model, spec).map(|()| Done::Created),
             Job::Load { path, optimizer } => self.load(base, model, &path, optimizer).map(Done::Loaded),
@@ -350,11 +357,12 @@ impl Learner {
         self.running = Some(Running { datums, loss, parts, is_on_policy, passed: Passed::default(), reply });
     }
 
-    /// Computes the next micro-batch of the running pass, and replies after the last one.
-    fn pass(&mut self, passes: &mut Passes, ctx: &Context, base: &Weights) {
-        let Some(running) = &mut self.running else { return };
+    /// Computes the next micro-batch of the running pass, and replies after the last one. Returns the number of tokens.
+    fn pass(&mut self, passes: &mut Passes, ctx: &Context, base: &Weights) -> usize {
+        let Some(running) = &mut self.running else { return 0 };
         let Running { datums, loss, parts, is_on_policy, passed, .. } = running;
         let part = parts.next().expect("a pass has parts until it has ended");
+        let tokens = datums[part.datums()].iter().map(|datum| datum.ids.len()).sum();
         let view = ModelView::new(base, Some(self.adapter.current()));
         let computed = match loss {
             Some(loss) => self.trainer.accumulate(passes, ctx, view, datums, &part, *loss).map(|outputs| {
@@ -378,7 +386,7 @@ impl Learner {
             Err(error) => Some(Failure::server(error)),
         };
         if failure.is_none() && parts.len() > 0 {
-            return;
+            return tokens;
         }
         let Running { loss, passed, reply, .. } = self.running.take().expect("running");
         self.compared.merge(passed.compared);
@@ -386,9 +394,11 @@ impl Learner {
             if loss.is_some() {
                 self.spoil(&failure.message);
             }
-            return reply.send(Err(failure));
+            reply.send(Err(failure));
+        } else {
+            reply.send(Ok(Done::Passed(passed)));
         }
-        reply.send(Ok(Done::Passed(passed)));
+        tokens
     }
 
     fn step(&mut self, ctx: &Context, params: AdamParams) -> Result<Done, Failure> {

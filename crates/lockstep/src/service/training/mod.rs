@@ -17,6 +17,7 @@
 //! | `learners` | the owner's part: adapters, gradients, optimizers |
 //! | `samplers` | samplers and their requests |
 //! | `store` | saved states on disk |
+//! | `status` | counts and times |
 
 mod failure;
 mod job;
@@ -26,6 +27,7 @@ mod queue;
 mod room;
 mod samplers;
 mod seen;
+mod status;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -35,6 +37,7 @@ pub use self::job::{AdapterSpec, Compared, Done, Job, ModelInfo, Passed, Reply};
 pub use self::path::{Kind, StatePath};
 pub use self::queue::Submitted;
 pub use self::samplers::Sampler;
+pub use self::status::{TrainingCounts, TrainingStatus};
 pub use self::store::{Listed, Saved, Store, rfc3339};
 pub(super) use learners::Learners;
 pub(super) use samplers::{Snapshot, Weights};
@@ -88,6 +91,7 @@ struct Inner {
     /// The model whose turn is next.
     turn: String,
     room: Room,
+    counts: TrainingCounts,
 }
 
 struct Session {
@@ -121,6 +125,7 @@ impl Training {
             uses: 0,
             turn: String::new(),
             room: Room::new(room::MOST_OF_MODEL, room::MOST_OF_ALL),
+            counts: TrainingCounts::default(),
         };
         Training {
             inner: Mutex::new(inner),
@@ -273,6 +278,9 @@ impl Training {
                 entry.waits_since = None;
             }
             if let Some(next) = next {
+                if let Next::Job(pending) = &next {
+                    inner.counts.begin(pending);
+                }
                 inner.turn.clone_from(&id);
                 return Some((id, next));
             }

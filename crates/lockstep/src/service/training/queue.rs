@@ -117,6 +117,14 @@ impl<T> OrderedQueue<T> {
         self.waiting.first_key_value().is_some_and(|(number, _)| *number != self.next)
     }
 
+    /// The requests that wait.
+    pub fn waiting(&self) -> impl Iterator<Item = &T> {
+        self.waiting.values().filter_map(|slot| match slot {
+            Slot::Job(job) => Some(job),
+            Slot::Refused { .. } => None,
+        })
+    }
+
     /// Whether the next request has arrived.
     pub fn is_ready(&self) -> bool {
         self.waiting.contains_key(&self.next)

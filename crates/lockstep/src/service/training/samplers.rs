@@ -104,7 +104,7 @@ impl Training {
         let saved = self.store.saved(path)?;
         if sampler.model != Some((path.model.clone(), saved.weights)) {
             return Err(Failure::request(format!(
-                "{path} was replaced after this sampler was made, and its own weights were released, since {MOST_LOADED} \
+                "{path} was replaced after this sampler was made, whose own weights were released, since {MOST_LOADED} \
                  others were used after it: make a new sampler"
             )));
         }
@@ -282,6 +282,10 @@ impl Sampler {
             "the weights of this sampler are gone: of each model, the {MOST_SAMPLERS} newest samplers are kept. Make a \
              new one, or save the weights under a name"
         )))
+    }
+
+    pub(super) fn has_adapter(&self) -> bool {
+        self.adapter.is_some()
     }
 
     fn held(&self) -> Weights {

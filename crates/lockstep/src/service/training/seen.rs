@@ -134,7 +134,9 @@ mod tests {
 
         /// A model and a sampler recognise the same requests, as long as the numbers are in the model's range.
         #[test]
-        fn models_and_samplers_recognise_the_same_requests(arrivals in prop::collection::vec((0u64..9, 0u128..2), 0..60)) {
+        fn models_and_samplers_recognise_the_same_requests(
+            arrivals in prop::collection::vec((0u64..9, 0u128..2), 0..60),
+        ) {
             let (mut queue, mut sampler) = (OrderedQueue::new(0), Seen::new(64));
             for (id, (number, fingerprint)) in arrivals.into_iter().enumerate() {
                 let answer = sampler.submit(number, id as u64, fingerprint);

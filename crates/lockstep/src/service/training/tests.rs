@@ -53,6 +53,9 @@ fn a_full_queue_does_not_use_up_the_number_of_a_request() {
     assert_eq!(submit(&training, &models[0], 1, 2000), Submitted::Repeated(1), "repeated requests need no room");
     // Request 2 of the second model waits for request 1, which is therefore accepted.
     assert_eq!(submit(&training, &models[1], 1, 2000), Submitted::New);
+    let status = training.status();
+    assert_eq!((status.waiting, status.counts.requests, status.sessions), (3, 3, 1));
+    assert!(status.bytes > 6000 && status.longest_wait > Duration::ZERO);
     let mut running = Vec::new();
     for model in [&models[1], &models[1], &models[0]] {
         let next = training.next(|id| id == model);
@@ -60,8 +63,11 @@ fn a_full_queue_does_not_use_up_the_number_of_a_request() {
         running.push(next);
     }
     assert_eq!(submit(&training, &models[2], 1, 2000), Submitted::Full, "requests that are computed count");
+    let status = training.status();
+    assert_eq!((status.waiting, status.counts.passes, status.longest_wait), (0, 3, Duration::ZERO));
+    assert!(status.bytes > 6000 && status.counts.waited > Duration::ZERO);
     running.clear();
-    assert_eq!(training.lock().room.bytes(), 0);
+    assert_eq!(training.status().bytes, 0);
     assert_eq!(submit(&training, &models[2], 1, 2000), Submitted::New);
     assert_eq!(submit(&training, &models[0], 2, 2000), Submitted::New);
     // Requests that wait at the end of their session are dropped, with their bytes.
