@@ -77,16 +77,22 @@ def program():
     return str(path.resolve()) if path else sys.exit("no program: give its path")
 
 
+def directory(model):
+    """The directory of a model: the given one, or its part `model`, as make_tiny.py writes it."""
+    path = pathlib.Path(model).resolve()
+    return path / "model" if (path / "model").is_dir() else path
+
+
 class Server:
     """`lockstep serve` of one model, with its Tinker state in the directory `state`."""
 
-    def __init__(self, binary, model, state, seed=7, port=0, log=None):
+    def __init__(self, binary, model, state, seed=7, port=0, log=None, prepare=None):
         arguments = [binary, "serve", "--model", f"{NAME}={model}", "--listen", f"127.0.0.1:{port}", "--state", state,
                      "--seed", seed]
         self.state = pathlib.Path(state)
         self.lines = []
         self.process = subprocess.Popen(list(map(str, arguments)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                        text=True)
+                                        text=True, preexec_fn=prepare)
         for line in self.process.stdout:
             self.lines.append(line)
             found = re.search(r" at (http://\S+)", line)

@@ -15,6 +15,7 @@ use axum::serve::ListenerExt;
 use futures_util::StreamExt;
 use lockstep::access::{Hosts, Secret};
 use lockstep::service::{Refused, Service};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -106,6 +107,7 @@ impl Server {
     /// Responds until `is_stopped`. Then new requests are refused, and the function returns once those that were
     /// accepted have ended.
     pub fn run(self, service: Service, is_stopped: impl Fn() -> bool + Send + 'static) -> std::io::Result<()> {
+        allow_connections();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
         self.listener.set_nonblocking(true)?;
         let Server { listener, hosts, api_key, log, .. } = self;
@@ -141,6 +143,14 @@ impl Server {
             Ok(())
         })
     }
+}
+
+/// Lets the process have as many open files as the system allows. Each connection is one, and by the usual limit, 1024,
+/// idle clients would keep out all others.
+fn allow_connections() {
+    let limit = getrlimit(Resource::Nofile);
+    // Where the system refuses, the limit stays.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
 }
 
 fn router(site: Arc<Site>) -> Router {

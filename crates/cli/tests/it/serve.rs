@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 
 #[test]
 fn bad_arguments_of_a_server_are_refused_with_their_fix() {
@@ -37,7 +37,11 @@ struct Server {
 
 fn start(root: &Path, more: &[&str]) -> Server {
     let arguments = [&["serve", "--model", "model", "--listen", "127.0.0.1:0"][..], more].concat();
-    let mut child = command(root, &arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    started(command(root, &arguments))
+}
+
+fn started(mut command: Command) -> Server {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
     let mut printed = Vec::new();
     let url = lines.into_iter().find_map(|line| {
@@ -52,6 +56,7 @@ fn start(root: &Path, more: &[&str]) -> Server {
 impl Server {
     fn send(&self, body: &Value) -> TcpStream {
         let mut stream = TcpStream::connect(&self.host).unwrap();
+        stream.set_read_timeout(Some(testing::HANG)).unwrap();
         let (host, body) = (&self.host, body.to_string());
         let length = body.len();
         write!(
@@ -114,4 +119,25 @@ fn served_completions_equal_generated_ones_and_a_signal_completes_the_open_ones(
     let mut printed = String::new();
     server.child.stderr.take().unwrap().read_to_string(&mut printed).unwrap();
     assert!(printed.contains("SIGINT: the server completes open requests and exits"), "{printed}");
+}
+
+#[test]
+fn idle_connections_beyond_the_limit_of_open_files_keep_nobody_out() {
+    let dir = directory();
+    let program = command(dir.path(), &["serve", "--model", "model", "--listen", "127.0.0.1:0"]);
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -Sn 64; exec \"$0\" \"$@\""]).arg(program.get_program()).args(program.get_args());
+    limited.current_dir(dir.path());
+    for (name, value) in program.get_envs() {
+        match value {
+            Some(value) => limited.env(name, value),
+            None => limited.env_remove(name),
+        };
+    }
+    let mut server = started(limited);
+    let idle: Vec<TcpStream> = (0..200).map(|_| TcpStream::connect(&server.host).unwrap()).collect();
+    assert_eq!(server.choices(&json!({"model": "model", "prompt": "ab", "max_tokens": 3})).len(), 1);
+    drop(idle);
+    server.child.kill().unwrap();
+    server.child.wait().unwrap();
 }
