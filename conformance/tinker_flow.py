@@ -220,6 +220,17 @@ def states(service, client):
     check("REST: checkpoints", listed.get(saved) == "training" and listed.get(path) == "sampler", listed)
     info = rest.get_weights_info_by_tinker_path(saved).result()
     check("REST: weights_info", (info.base_model, info.is_lora, info.lora_rank) == (MODEL, True, 4), info)
+    if hasattr(rest, "set_checkpoint_ttl_from_tinker_path"):
+        soon = client.save_state("soon", ttl_seconds=3600).result().path
+        listed = lambda: rest.list_checkpoints(client.model_id).result().checkpoints
+        expires = lambda: {checkpoint.tinker_path: checkpoint.expires_at for checkpoint in listed()}
+        rest.set_checkpoint_ttl_from_tinker_path(path, 86_400).result()
+        times = expires()
+        check("ttl: of the request, and set later", times[path] > times[soon] and not times[saved], times)
+        rest.set_checkpoint_ttl_from_tinker_path(path, None).result()
+        check("ttl: removed", expires()[path] is None, expires())
+        short = lambda: client.save_state("short", ttl_seconds=60).result()
+        refused("a ttl below an hour", short, "ttl_seconds", "3600")
     rest.delete_checkpoint_from_tinker_path(saved).result()
     listed = [c.tinker_path for c in rest.list_checkpoints(client.model_id).result().checkpoints]
     check("REST: delete", saved not in listed and path in listed, listed)
