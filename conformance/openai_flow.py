@@ -22,7 +22,7 @@ import openai
 
 LETTERS = 'abcdefghijklmnopqrstuvwxyz .,?\n<>{}"_:/'
 SHAPE = {
-    "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 40, "hidden_size": 16,
+    "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": 16,
     "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
     "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
     "tie_word_embeddings": True, "attention_bias": False, "bos_token_id": None, "eos_token_id": 0,
@@ -48,13 +48,13 @@ def program():
     return next(str(path.resolve()) for path in found if path.exists())
 
 
-def make_model(binary, home, name, template, shape=SHAPE):
+def make_model(binary, home, name, template, shape=SHAPE, letters=LETTERS):
     tokenizer = home / f"{name}-tokenizer"
     tokenizer.mkdir()
     end = {"id": 0, "content": "<e>", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
            "special": True}
     split = {"type": "Split", "pattern": {"Regex": "[\\s\\S]"}, "behavior": "Isolated", "invert": False}
-    vocab = {token: i for i, token in enumerate(["<e>", *LETTERS])}
+    vocab = {token: i for i, token in enumerate(["<e>", *letters])}
     (tokenizer / "tokenizer.json").write_text(json.dumps({
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": [end], "normalizer": None,
         "pre_tokenizer": split, "post_processor": None, "decoder": {"type": "Fuse"},
@@ -62,7 +62,7 @@ def make_model(binary, home, name, template, shape=SHAPE):
     }))
     (tokenizer / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<e>", "chat_template": template}))
     config = home / f"{name}.json"
-    config.write_text(json.dumps(shape))
+    config.write_text(json.dumps(shape | {"vocab_size": len(vocab)}))
     run(binary, "init", "--config", config, "--tokenizer", tokenizer, "--seed", "3", "--out", home / name)
     return home / name
 
@@ -75,13 +75,20 @@ def run(binary, *arguments):
 
 def make_tool_model(binary, home):
     """Trains a model to call `sum` for one question, and to answer with the tool's result."""
-    shape = SHAPE | {"hidden_size": 48, "intermediate_size": 96, "head_dim": 24, "initializer_range": 0.02}
-    start = make_model(binary, home, "start", TOOLS_TEMPLATE, shape)
     question = "sum two and three\n"
-    rows = [("sum " + question + ".", "sure.\n" + CALL), ("sum " + question + CALL + "\nfive\n.", "it is five."),
-            (question + ".", "no tool.")]
+    return teach(binary, home, [
+        ("sum " + question + ".", "sure.\n" + CALL), ("sum " + question + CALL + "\nfive\n.", "it is five."),
+        (question + ".", "no tool.")])
+
+
+def teach(binary, home, rows, letters=LETTERS):
+    """Trains a model to answer each prompt, as TOOLS_TEMPLATE renders it, with its completion."""
+    shape = SHAPE | {"hidden_size": 48, "intermediate_size": 96, "head_dim": 24, "initializer_range": 0.02,
+                     "max_position_embeddings": 1024}
+    start = make_model(binary, home, "start", TOOLS_TEMPLATE, shape, letters)
     data = home / "calls.jsonl"
-    data.write_text("".join(json.dumps({"prompt": prompt, "completion": completion}) + "\n" for prompt, completion in rows))
+    lines = [json.dumps({"prompt": prompt, "completion": completion}) + "\n" for prompt, completion in rows]
+    data.write_text("".join(lines))
     run(binary, "sft", "--model", start, "--dataset", data, "--out", home / "trained", "--set", "max_steps=250",
         "--set", "learning_rate=0.01", "--set", "per_device_train_batch_size=3", "--set", "save_strategy=no")
     return home / "trained" / "model"
@@ -250,4 +257,5 @@ def main():
     sys.exit(1 if FAILED else 0)
 
 
-main()
+if __name__ == "__main__":
+    main()

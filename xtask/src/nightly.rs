@@ -32,7 +32,8 @@ const KERNELS: &str = "profile.dev.package.lockstep-kernels";
 /// A check: its name and the function that runs it. The first line of an error goes into the table.
 type Check = (&'static str, fn() -> Result<Done, String>);
 
-const CHECKS: [Check; 25] = [
+const CHECKS: [Check; 26] = [
+    ("agents", agents),
     ("commands", commands),
     ("emulate", emulate),
     ("fleet_ends", fleet_ends),
@@ -242,9 +243,18 @@ fn strangers_run() -> Result<Done, String> {
     program(&["strangers_run::"], &["the same bits, or"])
 }
 
+/// Runs OpenEnv's check of endpoints for training, and episodes of verifiers, against `lockstep serve`. Takes a minute on
+/// two cores.
+fn agents() -> Result<Done, String> {
+    match crate::tinker::missing_agents() {
+        Some(what) => Ok(Done::Unavailable(what)),
+        None => crate::tinker::agents().map(Done::Passed),
+    }
+}
+
 /// Runs Tinker's stock client and three recipes of its cookbook against `lockstep serve`: log-probabilities, gradients
-/// and adapters against torch, the same adapter from fresh servers, after a kill and through a faulty network. Takes
-/// five minutes on two cores.
+/// and adapters against torch, the same adapter from fresh servers, after a kill and through a faulty network, 512 open
+/// samples, and clients that misbehave. Takes six minutes on two cores.
 fn tinker() -> Result<Done, String> {
     match crate::tinker::missing() {
         Some(what) => Ok(Done::Unavailable(what)),
