@@ -126,7 +126,7 @@ def target():
     first, second, *rest = sys.argv[1:]
     if first.startswith("http"):
         return first, second, rest[0] if rest else None
-    STARTED.append(Server(first, pathlib.Path(second).resolve(), tempfile.mkdtemp()))
+    STARTED.append(Server(first, directory(second), tempfile.mkdtemp()))
     return STARTED[0].url, NAME, STARTED[0].state
 
 
