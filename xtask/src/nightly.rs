@@ -243,8 +243,8 @@ fn strangers_run() -> Result<Done, String> {
     program(&["strangers_run::"], &["the same bits, or"])
 }
 
-/// Runs OpenEnv's check of endpoints for training, and episodes of verifiers, against `lockstep serve`. Takes a minute on
-/// two cores.
+/// Runs OpenEnv's check of endpoints for training, and episodes of verifiers, against `lockstep serve`. Takes a minute
+/// on two cores.
 fn agents() -> Result<Done, String> {
     match crate::tinker::missing_agents() {
         Some(what) => Ok(Done::Unavailable(what)),

@@ -3,7 +3,7 @@
 use crate::error::{ApiError, answer, shortened};
 use crate::metrics::metrics;
 use crate::openai::{Endpoint, Wanted, models, now, respond};
-use crate::tinker::{START, Tinker, TinkerError, rest};
+use crate::tinker::{MOST_TRAINING_BODY, START, Tinker, TinkerError, rest};
 use axum::Router;
 use axum::body::{Body, HttpBody};
 use axum::extract::{Path, Request, State};
@@ -22,8 +22,6 @@ use std::time::{Duration, Instant};
 
 /// The maximum size of a request's body in bytes.
 const MOST_BODY: usize = 16 << 20;
-/// The maximum size of the body of a request for training: data of a whole step.
-pub const MOST_TRAINING_BODY: usize = 64 << 20;
 /// The maximum number of bytes that are received of a body that is too large.
 const MOST_DROPPED: usize = 256 << 20;
 /// The time in which a client must have sent the body of its request.

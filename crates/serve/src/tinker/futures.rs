@@ -37,7 +37,7 @@ pub enum Waited {
     Gone,
 }
 
-/// What is known of a result.
+/// The state of a result.
 #[derive(Clone, Debug)]
 enum State {
     Open,

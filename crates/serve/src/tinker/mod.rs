@@ -26,7 +26,7 @@ mod tensors;
 mod tests;
 mod write;
 
-pub use packed::START;
+pub use packed::{MOST_TRAINING_BODY, START};
 pub use rest::rest;
 
 use crate::error::{ApiError, answer, with_retry};
@@ -153,11 +153,11 @@ impl Tinker {
         replied
     }
 
-    /// Uses up the number of a request that was refused, whose body begins with `start`: the client goes on with the
+    /// Uses up the number of a request that was refused, whose body begins with `start`: the client continues with the
     /// next number. Changes nothing for a number that is used up, and for requests without one.
     pub fn refuse(&self, route: &str, headers: &HeaderMap, start: &[u8]) {
         let start = packed::start(headers, start);
-        let place = if is_pass(route) { place::of_pass(&start) } else { place::of_json(&start) };
+        let place = if is_pass(route) { place::from_message(&start) } else { place::from_json(&start) };
         if let Some(Place { model, number, is_data }) = place {
             self.service.refuse((&model, number), is_data);
         }

@@ -1,12 +1,13 @@
 //! Compressed bodies: clients on other machines send data for training with zstd.
 
 use super::TinkerError;
-use crate::server::MOST_TRAINING_BODY;
 use axum::http::{HeaderMap, StatusCode, header};
 use ruzstd::decoding::StreamingDecoder;
 use std::borrow::Cow;
 use std::io::Read;
 
+/// The maximum size of a body in bytes, also after decompression: data of a whole step.
+pub const MOST_TRAINING_BODY: usize = 64 << 20;
 /// The number of bytes at the beginning of a body that are kept if the body is too large. It is more than zstd needs
 /// for its first block.
 pub const START: usize = 256 << 10;
@@ -41,7 +42,7 @@ pub fn start<'a>(headers: &HeaderMap, start: &'a [u8]) -> Cow<'a, [u8]> {
     }
     let mut out = Vec::new();
     if let Ok(decoder) = StreamingDecoder::new(start) {
-        // What is read before an error stays.
+        // Bytes before an error are kept.
         let _ = decoder.take(START as u64).read_to_end(&mut out);
     }
     Cow::Owned(out)

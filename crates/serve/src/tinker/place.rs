@@ -1,6 +1,6 @@
 //! The place of a request in its model's queue, from a body that is refused, too large or damaged.
 //!
-//! A client goes on with the next number after a refusal, so that the refused request uses up its own. The place is
+//! A client continues with the next number after a refusal, so that the refused request uses up its own. The place is
 //! read from the beginning of the body, where the client writes it, whatever follows.
 
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
@@ -23,7 +23,7 @@ pub struct Place {
 }
 
 /// The place of a pass, from a protobuf message.
-pub fn of_pass(mut bytes: &[u8]) -> Option<Place> {
+pub fn from_message(mut bytes: &[u8]) -> Option<Place> {
     let (mut model, mut number, mut is_data) = (None, None, true);
     while !bytes.is_empty() {
         let Ok((field, kind)) = decode_key(&mut bytes) else { break };
@@ -52,7 +52,7 @@ pub fn of_pass(mut bytes: &[u8]) -> Option<Place> {
 }
 
 /// The place of another request, from a JSON object.
-pub fn of_json(bytes: &[u8]) -> Option<Place> {
+pub fn from_json(bytes: &[u8]) -> Option<Place> {
     let (mut model, mut number) = (None, None);
     // The end of the object may be damaged or missing.
     let _ = serde_json::Deserializer::from_slice(bytes).deserialize_map(Fields(&mut model, &mut number));
@@ -107,18 +107,18 @@ mod tests {
     #[test]
     fn a_place_is_read_from_the_beginning_of_a_body() {
         let whole = request(true).encode_to_vec();
-        assert_eq!(of_pass(&whole), place(false));
-        assert_eq!(of_pass(&request(false).encode_to_vec()), place(true));
+        assert_eq!(from_message(&whole), place(false));
+        assert_eq!(from_message(&request(false).encode_to_vec()), place(true));
         assert!(read::pass(&whole[..19]).is_err());
         // It may have data, since its end is unknown.
-        assert_eq!(of_pass(&whole[..19]), place(true));
-        assert_eq!((of_pass(&whole[..5]), of_pass(b"{}"), of_pass(&[])), (None, None, None));
+        assert_eq!(from_message(&whole[..19]), place(true));
+        assert_eq!((from_message(&whole[..5]), from_message(b"{}"), from_message(&[])), (None, None, None));
         let json = br#"{"model_id": "s:train:0", "path": {"a": [1, {}]}, "seq_id": 300, "x": "#;
-        assert_eq!(of_json(json), place(false));
+        assert_eq!(from_json(json), place(false));
         for other in
             [&b"[]"[..], b"", b"{\"model_id\": \"a\"}", b"{\"seq_id\": 1}", b"{\"model_id\": 1, \"seq_id\": 2}"]
         {
-            assert_eq!(of_json(other), None);
+            assert_eq!(from_json(other), None);
         }
     }
 
@@ -127,9 +127,9 @@ mod tests {
         #[test]
         fn any_end_is_accepted(end in prop::collection::vec(any::<u8>(), 0..60)) {
             let start = request(false).encode_to_vec();
-            let found = of_pass(&[&start[..14], &end].concat());
+            let found = from_message(&[&start[..14], &end].concat());
             prop_assert!(found.is_some());
-            of_json(&end);
+            from_json(&end);
         }
     }
 }

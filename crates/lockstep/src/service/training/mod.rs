@@ -35,8 +35,8 @@ mod tests;
 pub use self::failure::{Cause, Failure};
 pub use self::job::{AdapterSpec, Compared, Done, Job, ModelInfo, Passed, Reply};
 pub use self::path::{Kind, StatePath};
-pub use self::queue::Submitted;
 pub use self::samplers::Sampler;
+pub use self::seen::Submitted;
 pub use self::status::{TrainingCounts, TrainingStatus};
 pub use self::store::{Listed, Saved, Store, rfc3339};
 pub(super) use learners::Learners;
@@ -196,7 +196,7 @@ impl Training {
                 "{MOST_MODELS} models are in training, and no more are possible: end a session, or retry later"
             )));
         }
-        let room = inner.room.of_model();
+        let room = inner.room.for_model();
         let entry = inner.models.entry(model.clone()).or_insert_with(|| Entry {
             session: session.to_owned(),
             queue: OrderedQueue::new(0),

@@ -8,7 +8,7 @@
 //! - A request that was refused has used up its number.
 //! - Requests after a number that has not arrived wait. [`give_up`](OrderedQueue::give_up) ends the wait.
 
-use super::seen::Seen;
+use super::seen::{Seen, Submitted};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -16,21 +16,6 @@ use std::ops::Range;
 const MOST_AHEAD: u64 = 1 << 8;
 /// The number of answered requests that are remembered, to recognise those that arrive again.
 const MOST_SEEN: usize = 1 << 12;
-
-/// The state of a request after its submission.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Submitted {
-    /// The request is new, and waits for its turn.
-    New,
-    /// The request arrived before, as the request with this id.
-    Repeated(u64),
-    /// Another request has this number.
-    Conflict,
-    /// The number is so old that its request is forgotten, or the queue no longer waits for it.
-    Old,
-    /// The number is too far ahead, or there is no room. The number is not used up: the request may arrive again.
-    Full,
-}
 
 /// The next request to compute.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -196,6 +181,21 @@ mod tests {
     }
 
     proptest! {
+        /// A model and a sampler recognise the same requests, as long as the numbers are in the model's range.
+        #[test]
+        fn models_and_samplers_recognise_the_same_requests(
+            arrivals in prop::collection::vec((0u64..9, 0u128..2), 0..60),
+        ) {
+            let (mut queue, mut sampler) = (OrderedQueue::new(0), Seen::new(64));
+            for (id, (number, fingerprint)) in arrivals.into_iter().enumerate() {
+                let answer = sampler.submit(number, id as u64, fingerprint);
+                prop_assert_eq!(queue.submit(number, (id as u64, fingerprint), |_| Some(())), answer);
+                if id.is_multiple_of(3) {
+                    queue.pop();
+                }
+            }
+        }
+
         /// Whatever the order of arrival, and however often each request arrives, each is computed once, in order.
         #[test]
         fn requests_are_computed_once_and_in_order(

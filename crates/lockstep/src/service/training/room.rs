@@ -41,7 +41,7 @@ impl Room {
     }
 
     /// Room for a model without requests.
-    pub fn of_model(&self) -> ModelRoom {
+    pub fn for_model(&self) -> ModelRoom {
         ModelRoom { room: self.clone(), own: Arc::default() }
     }
 }

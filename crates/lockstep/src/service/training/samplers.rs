@@ -2,8 +2,7 @@
 
 use super::failure::Failure;
 use super::path::StatePath;
-use super::queue::Submitted;
-use super::seen::Seen;
+use super::seen::{Seen, Submitted};
 use super::store::Saved;
 use super::{Inner, Training, no_model};
 use crate::rollouts::lineage::Lineage;

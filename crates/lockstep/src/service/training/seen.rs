@@ -1,7 +1,21 @@
 //! The latest requests of a sequence of numbers, to recognise those that arrive again.
 
-use super::queue::Submitted;
 use std::collections::{BTreeMap, HashMap};
+
+/// The state of a request after its submission.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Submitted {
+    /// The request is new, and waits for its turn.
+    New,
+    /// The request arrived before, as the request with this id.
+    Repeated(u64),
+    /// Another request has this number.
+    Conflict,
+    /// The number is so old that its request is forgotten, or the queue no longer waits for it.
+    Old,
+    /// The number is too far ahead, or there is no room. The number is not used up: the request may arrive again.
+    Full,
+}
 
 /// The latest numbers that are used up: by requests that were accepted, and by those that were refused for good.
 #[derive(Debug)]
@@ -74,11 +88,10 @@ impl Seen {
 
 #[cfg(test)]
 mod tests {
-    use super::super::queue::OrderedQueue;
     use super::*;
     use proptest::prelude::*;
 
-    /// What happens to a number.
+    /// An act on a number.
     #[derive(Clone, Copy, Debug)]
     enum Act {
         Submit { fingerprint: u128 },
@@ -129,21 +142,6 @@ mod tests {
                 }
                 expected.drain(..expected.len().saturating_sub(most));
                 prop_assert_eq!((seen.numbers.len(), seen.order.len()), (expected.len(), expected.len()));
-            }
-        }
-
-        /// A model and a sampler recognise the same requests, as long as the numbers are in the model's range.
-        #[test]
-        fn models_and_samplers_recognise_the_same_requests(
-            arrivals in prop::collection::vec((0u64..9, 0u128..2), 0..60),
-        ) {
-            let (mut queue, mut sampler) = (OrderedQueue::new(0), Seen::new(64));
-            for (id, (number, fingerprint)) in arrivals.into_iter().enumerate() {
-                let answer = sampler.submit(number, id as u64, fingerprint);
-                prop_assert_eq!(queue.submit(number, (id as u64, fingerprint), |_| Some(())), answer);
-                if id.is_multiple_of(3) {
-                    queue.pop();
-                }
             }
         }
     }

@@ -4,7 +4,7 @@ use super::Training;
 use super::job::{Job, Pending};
 use std::time::{Duration, Instant};
 
-/// What the owner has computed so far.
+/// The work of the owner so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TrainingCounts {
     /// The number of requests whose computation has begun.

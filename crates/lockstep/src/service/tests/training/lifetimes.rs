@@ -117,7 +117,7 @@ fn sequences_of_a_client_that_has_left_are_cancelled() {
     let (_closed, received, sampler) = begin(&closed);
     assert!(service.close_session(&closed));
     assert!(is_cancelled(&received));
-    assert_eq!(draw(&service, &sampler, 1, &[1, 2]).len(), 2, "clones of the client may go on");
+    assert_eq!(draw(&service, &sampler, 1, &[1, 2]).len(), 2, "clones of the client may continue");
     let (_silent, received, _) = begin(&silent);
     service.training().age(&silent, Duration::from_secs(121));
     assert!(is_cancelled(&received));
