@@ -162,6 +162,12 @@ fn scatter<T>(data: &mut [T], k: usize, from: &[f32], at: impl Fn(usize, usize) 
     }
 }
 
+/// Elements of a bf16 matrix in [`Layout::Pairs`], from a whole pair of inputs on, in the order of [`Layout::Panels`].
+pub fn panels_of_pairs(pairs: &[f32]) -> Vec<f32> {
+    let row = |line: &[f32], input: usize| line.iter().skip(input).step_by(2).copied().collect::<Vec<_>>();
+    pairs.chunks(2 * PANEL).flat_map(|line| [row(line, 0), row(line, 1)].concat()).collect()
+}
+
 /// Number of inputs of a panel that are unpacked together: few enough to stay in the first-level cache.
 const TOGETHER: usize = 32;
 

@@ -111,6 +111,23 @@ impl Tensor {
     pub fn bytes(&self) -> usize {
         self.shape.len() * self.dtype.bytes()
     }
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.shape.len()
+    }
+    /// Whether the tensor has no elements.
+    pub fn is_empty(&self) -> bool {
+        self.shape.is_empty()
+    }
+    /// A read-only view of the elements `range`, in the order of memory, without their shape.
+    pub fn elements(&self, range: Range<usize>) -> View<'_> {
+        self.view().reshape(&[self.len()]).rows(range)
+    }
+    /// A writable view of the elements `range`, in the order of memory, without their shape.
+    pub fn elements_mut(&mut self, range: Range<usize>) -> ViewMut<'_> {
+        let len = self.len();
+        self.view_mut().reshape(&[len]).rows(range)
+    }
     /// A read-only view of the whole tensor.
     pub fn view(&self) -> View<'_> {
         View { shape: self.shape, dtype: self.dtype, buffer: &self.buffer, start: 0 }

@@ -15,7 +15,7 @@ const LAYOUT: &str = "all f32 [262144]";
 const ELEMENTS: usize = 1 << 18;
 
 fn options(dir: Option<&Path>) -> SlotOptions<'_> {
-    SlotOptions { run: [7; 16], layout: LAYOUT, bytes: 4 * ELEMENTS, dir, sealed_later: false }
+    SlotOptions { run: [7; 16], layout: LAYOUT, bytes: 4 * ELEMENTS, dir, sealed_later: false, lent: false }
 }
 
 fn writer(dir: Option<&Path>) -> (SlotWriter, Tensor, Memory) {
@@ -301,8 +301,14 @@ fn a_slot_filled_with_copied_bytes_equals_its_source() {
     let reader = SlotReader::open(from.path()).unwrap();
     let read = reader.pin().unwrap().unwrap();
     let layout = reader.layout().to_owned();
-    let options =
-        SlotOptions { run: reader.run(), layout: &layout, bytes: reader.bytes(), dir: None, sealed_later: false };
+    let options = SlotOptions {
+        run: reader.run(),
+        layout: &layout,
+        bytes: reader.bytes(),
+        dir: None,
+        sealed_later: false,
+        lent: false,
+    };
     let mut copy = SlotFiller::create(options).unwrap();
     // Pieces of any length are allowed.
     let mut at = 0;

@@ -83,8 +83,7 @@ impl RankOptions {
                 peers
             }
         };
-        let world =
-            World { peers: Arc::new(peers), model: 0, run: self.sharing.run, build: Build::current().to_string() };
+        let world = World::new(Arc::new(peers), self.sharing.run, Build::current().to_string());
         Ok(trainer.use_ranks(ctx, model, world)?)
     }
 }

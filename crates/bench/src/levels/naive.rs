@@ -107,7 +107,12 @@ impl Naive {
         net::backward(ctx, &*weights, &pass.rope, &pass.tensors, &mut pass.tape, &mut self.grads)?;
         self.grads.finish(ctx)?;
         let norm = self.optimizer.measure(ctx, &self.grads)?;
-        self.optimizer.step(ctx, &mut model::NextParams::in_place(&mut weights.params), &self.grads, learning_rate)?;
+        self.optimizer.step(
+            ctx,
+            &mut model::NextParams::in_place(&mut weights.params),
+            &self.grads.params,
+            learning_rate,
+        )?;
         weights.publish();
         Ok((loss, norm.norm))
     }

@@ -175,7 +175,7 @@ fn runs_that_ranks_cannot_divide_are_refused() {
     assert_eq!(alone, (Some(2), why.to_owned()));
 }
 
-/// Each rank has its own gradients and activations; weights and the optimizer's state exist once.
+/// Each rank has its own gradients and activations, and a part of the optimizer's state; the weights exist once.
 #[test]
 fn the_plan_lists_the_memory_of_each_rank() {
     let dir = directory();
@@ -195,16 +195,27 @@ fn the_plan_lists_the_memory_of_each_rank() {
     assert_eq!([cache(&one, "rank 1: "), cache(&four, "rank 4: ")], [None; 2]);
     assert!(four.contains_key("rank 2: generation: workspace"), "{four:?}");
     let gradients = |plan: &BTreeMap<String, u64>, of: &str| plan.get(&format!("{of}: gradients")).copied();
-    // A gradient, and one more for each doubling of a rank's shares. Rank 0 also keeps tokens of the whole step.
+    // A gradient, and one more for each doubling of a rank's shares.
     let rank = |plan: &BTreeMap<String, u64>, rank: u64| gradients(plan, &format!("rank {rank}: training"));
     let (half, quarter) = (rank(&two, 1).unwrap(), rank(&four, 1).unwrap());
     assert!(quarter < half && half < gradients(&one, "training").unwrap());
     assert_eq!((rank(&four, 3), rank(&four, 4), rank(&one, 1)), (Some(quarter), None, None));
     assert!(gradients(&four, "training") < gradients(&two, "training"));
+    // The parts of the optimizer's state are those of one process together, but for the norm, which each rank has.
+    let optimizer = |plan: &BTreeMap<String, u64>| -> Vec<u64> {
+        plan.iter().filter(|(name, _)| name.ends_with("training: optimizer")).map(|(_, bytes)| *bytes).collect()
+    };
+    let whole = optimizer(&one)[0];
+    for (plan, ranks) in [(&two, 2), (&four, 4)] {
+        let parts = optimizer(plan);
+        assert_eq!((parts.len(), parts.iter().sum::<u64>()), (ranks, whole + 8 * (ranks as u64 - 1)));
+        assert!(parts.iter().all(|&part| part < whole * 3 / 4), "{parts:?} of {whole}");
+    }
     for (name, bytes) in &one {
         let differs = ["generation: ", "program"].iter().any(|part| name.starts_with(part));
-        assert!(differs || name.ends_with("gradients") || two[name] == *bytes, "{name}");
-        assert!(!["weights", "optimizer"].iter().any(|kind| four.contains_key(&format!("rank 1: {kind}"))));
+        let is_divided = ["gradients", "optimizer"].iter().any(|part| name.ends_with(part));
+        assert!(differs || is_divided || two[name] == *bytes, "{name}");
+        assert!(!four.contains_key("rank 1: weights"));
     }
     assert!(four.keys().any(|name| name.starts_with("rank 3: training: activations")), "{four:?}");
 }

@@ -107,7 +107,10 @@ impl Buffer {
     pub(super) fn start(&self, cpu: &Cpu) -> NonNull<u8> {
         assert!(cpu.device() == self.device(), "an operation on {:?} got memory of {:?}", cpu.device(), self.device());
         match &self.storage {
-            Storage::Host(bytes) => bytes.start,
+            Storage::Host(bytes) => {
+                bytes.assert_readable();
+                bytes.start
+            }
             Storage::Checked { handle, .. } => lock(&self.ledger.checked.buffers)[handle].start,
             Storage::Cuda { .. } => unreachable!("CPU code cannot access the memory of a CUDA device"),
             Storage::Meta => panic!("operations cannot run on Device::Meta, which has no values"),
@@ -181,7 +184,10 @@ impl Buffer {
     /// No other code writes these elements during the call.
     pub(crate) unsafe fn download<T: Plain, R>(&self, range: Range<usize>, read: impl FnOnce(&[T]) -> R) -> R {
         let start = match &self.storage {
-            Storage::Host(bytes) => bytes.start,
+            Storage::Host(bytes) => {
+                bytes.assert_readable();
+                bytes.start
+            }
             Storage::Checked { handle, .. } => {
                 self.count(&self.ledger.checked.to_host, range.len() * size_of::<T>());
                 lock(&self.ledger.checked.buffers)[handle].start

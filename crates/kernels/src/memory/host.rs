@@ -73,6 +73,15 @@ impl HostBytes {
         matches!(self.owner, Owner::Small(_) | Owner::Map(_))
     }
 
+    /// Panics if the bytes are in a slot that another process may be writing.
+    #[inline]
+    pub(super) fn assert_readable(&self) {
+        #[cfg(target_os = "linux")]
+        if let Owner::Slot(hold) = &self.owner {
+            assert!(hold.is_readable(), "a lent slot must be borrowed before it is read");
+        }
+    }
+
     /// Panics if the bytes are in a slot that other processes may be reading.
     #[inline]
     pub(super) fn assert_writable(&self) {

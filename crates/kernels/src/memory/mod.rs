@@ -238,7 +238,7 @@ impl Memory {
     /// part.
     fn booked_under(&self) -> &'static str {
         #[cfg(target_os = "linux")]
-        if self.slot.as_ref().is_some_and(|slot| slot.is_pinned()) {
+        if self.slot.as_ref().is_some_and(|slot| slot.is_of_another_process()) {
             return "mapped weights";
         }
         self.part

@@ -160,11 +160,14 @@ impl<'a> Builder<'a> {
         let config = trainer_config(self.config, objective);
         let mut trainer = Trainer::new(ctx.memory(), model, config.clone())?;
         trainer.stop_with(self.stop.stop_check());
-        if let Some((world_size, _)) = self.ranks {
-            trainer.divide(world_size)?;
+        if let Some((world_size, sharing)) = &self.ranks {
+            trainer.divide(model, *world_size, sharing)?;
         }
+        // A micro-batch has groups of one share.
+        let groups = work.completions.div_ceil(work.group).div_ceil(self.config.gradient_shares);
+        let work = Work { completions: work.completions.min(groups * work.group), ..work };
         if let Some(capacity) = self.reserves(model, work) {
-            let tokens = work.completions.div_ceil(work.group) * self.group_capacity(work, work.group).tokens;
+            let tokens = groups * self.group_capacity(work, work.group).tokens;
             let group = self.group_capacity(work, work.group.min(work.completions).max(1)).tokens;
             let forwarded = if keeps { group } else { capacity.tokens };
             trainer.reserve(model, tokens, capacity, forwarded, work.longest.positions());
@@ -185,7 +188,7 @@ impl<'a> Builder<'a> {
         let Some((world_size, _)) = self.ranks else { return Ok(()) };
         for rank in 1..world_size {
             let ctx = self.part(&format!("rank {rank}: {name}"));
-            let mut memory = RankMemory::new(ctx.memory(), model, config, world_size)?;
+            let mut memory = RankMemory::new(ctx.memory(), model, config, [rank, world_size])?;
             memory.reserve(model, capacity, forwarded, positions);
             if let Target::Plan(_, counted) = &mut self.target {
                 counted.ranks.push(memory);

@@ -213,6 +213,14 @@ impl Run {
             (_, Some(why)) => why.to_owned(),
             (_, None) => return outcome,
         };
+        if self.training.learner.trainer.is_stepping() {
+            // Other ranks have changed some of the weights and moments, so that no checkpoint can be written from them.
+            self.finish_checkpoint()?;
+            let root = self.training.checkpoints.dir.root().display();
+            anyhow::bail!(
+                "{why}, during an optimizer step: resume the run from its last checkpoint with --resume {root}"
+            )
+        }
         self.save_step()?;
         let (step, root) = (self.training.learner.step, self.training.checkpoints.dir.root().display());
         anyhow::bail!("{why}; stopped after step {step}: resume the run with --resume {root}")

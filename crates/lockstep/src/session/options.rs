@@ -174,7 +174,7 @@ impl RunOptions {
     /// Lets workers generate the completions: processes that join the run's directory ([`work`](crate::workers::work)).
     /// Weights are in shared memory, or in files in `weights_dir` if processes cannot see each other's `/proc`.
     pub fn distributed(mut self, weights_dir: Option<PathBuf>) -> Self {
-        self.injected.sharing = Some(Sharing { run: new_id(), dir: weights_dir });
+        self.injected.sharing = Some(Sharing { run: new_id(), dir: weights_dir, lent: false });
         self
     }
 
@@ -191,7 +191,7 @@ impl RunOptions {
     }
 
     fn divided(mut self, world_size: usize, processes: RankProcesses) -> Self {
-        let sharing = Sharing { run: new_id(), dir: None };
+        let sharing = Sharing { run: new_id(), dir: None, lent: true };
         self.injected.ranks = Some(RankOptions { world_size, processes, sharing });
         self
     }

@@ -68,8 +68,8 @@ impl PlannedRun<'_> {
         let assets = load_assets(&source.dir, head, config.dtype, PromptTime::now())?;
         let stop = StopSignal::new();
         let mut builder = Builder::new(&Context::meta(), config, None, sinks, &stop);
-        builder.sharing = distributed.then_some(Sharing { run: [0; 16], dir: None });
-        builder.ranks = (ranks > 1).then_some((ranks, Sharing { run: [0; 16], dir: None }));
+        builder.sharing = distributed.then(Sharing::default);
+        builder.ranks = (ranks > 1).then_some((ranks, Sharing::default()));
         let room = Room { device: self.device, available };
         call(&trainers::planner(purpose, &builder, &source, &assets, room)?)
     }

@@ -26,7 +26,7 @@ pub(crate) use linear::SavedInput;
 pub use lora::{LINEAR_MODULES, LoraConfig, TargetModules};
 pub use next::{NextParams, NextTensor};
 pub use params::{Layer, Params};
-pub use shared::{GradientSlot, Published, SharedSlot, Sharing};
+pub use shared::{Lent, Published, SharedSlot, Sharing};
 pub use slots::{AdaptedWeights, HeldWeights, Trainable, Versioned, WeightSlots};
 pub use spec::{ParamSpec, Part, Role};
 pub(crate) use view::{AdapterRanges, LowRankRows, RowAdapters};

@@ -2,6 +2,7 @@
 
 use super::{ParamSpec, Params};
 use kernels::{Tensor, View, ViewMut};
+use std::path::PathBuf;
 
 /// The next version of a model's parameters, while an optimizer writes it. The new version overwrites the current one,
 /// or goes to another slot while the current version stays unchanged.
@@ -16,6 +17,8 @@ pub struct NextParams<'a> {
     written: Vec<Vec<bool>>,
     /// Number of bytes that were copied.
     copied: u64,
+    /// The slots of shared memory with both versions, if other processes can access them.
+    slots: Option<(PathBuf, PathBuf)>,
 }
 
 /// One tensor of [`NextParams`].
@@ -28,13 +31,25 @@ pub struct NextTensor<'a> {
 impl<'a> NextParams<'a> {
     /// Writes the next version over the current one.
     pub fn in_place(params: &'a mut Params) -> NextParams<'a> {
-        NextParams { written: unwritten(params), from: None, to: params, copied: 0 }
+        NextParams { written: unwritten(params), from: None, to: params, copied: 0, slots: None }
     }
 
     /// Writes the next version to `to`, a tree of the same shape as `from`; the values in `to` do not matter.
     pub fn apart(from: &'a Params, to: &'a mut Params) -> NextParams<'a> {
         assert!(from.specs() == to.specs(), "both slots must have the same shape");
-        NextParams { written: unwritten(from), from: Some(from), to, copied: 0 }
+        NextParams { written: unwritten(from), from: Some(from), to, copied: 0, slots: None }
+    }
+
+    /// The same versions, which are in these slots of shared memory.
+    pub(super) fn in_slots(mut self, slots: Option<(PathBuf, PathBuf)>) -> NextParams<'a> {
+        self.slots = slots;
+        self
+    }
+
+    /// The paths of the slots of shared memory with the current and the next version, which are the same if the new
+    /// version overwrites the current one. `None` if no other process can access them.
+    pub fn slots(&self) -> Option<&(PathBuf, PathBuf)> {
+        self.slots.as_ref()
     }
 
     /// Specification of each tensor, in order.

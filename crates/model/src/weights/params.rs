@@ -91,7 +91,7 @@ impl Params {
     }
 
     /// Zeros for the parameters of an adapter of a model with this configuration, including its score head.
-    pub(super) fn adapter(memory: &Memory, config: &ModelConfig, lora: &LoraConfig) -> Params {
+    pub fn adapter(memory: &Memory, config: &ModelConfig, lora: &LoraConfig) -> Params {
         let mut params = Params::base(memory, config, false, config.compute);
         params.add_adapter(memory, lora);
         params
@@ -99,12 +99,31 @@ impl Params {
 
     /// Adds another tree of f32 numbers, element by element.
     pub fn add(&mut self, ctx: &Context, other: &Params) -> kernels::Result<()> {
-        for (to, from) in self.tensors_mut().into_iter().zip(other.tensors()) {
-            let elements = [1, from.shape().iter().product()];
-            let (d_y, d_x) = (from.view().reshape(&elements), to.view_mut().reshape(&elements));
+        let whole: Vec<Range<usize>> = other.tensors().iter().map(|tensor| 0..tensor.len()).collect();
+        self.add_elements(ctx, other, &whole)
+    }
+
+    /// Adds these elements of another tree of f32 numbers. `ranges` has the elements of each tensor, in the order of
+    /// memory.
+    pub fn add_elements(&mut self, ctx: &Context, other: &Params, ranges: &[Range<usize>]) -> kernels::Result<()> {
+        for ((to, from), range) in self.tensors_mut().into_iter().zip(other.tensors()).zip(ranges) {
+            if range.is_empty() {
+                continue;
+            }
+            let elements = [1, range.len()];
+            let (d_y, d_x) = (from.elements(range.clone()), to.elements_mut(range.clone()));
+            let (d_y, d_x) = (d_y.reshape(&elements), d_x.reshape(&elements));
             residual::backward(ctx, residual::Backward { d_y, d_x })?;
         }
         Ok(())
+    }
+
+    /// A tree of the same shape and dtypes in `memory`.
+    pub(super) fn in_memory(mut self, memory: &Memory) -> Params {
+        for tensor in self.tensors_mut() {
+            *tensor = Tensor::zeros(memory, tensor.shape(), tensor.dtype());
+        }
+        self
     }
 
     fn base(memory: &Memory, c: &ModelConfig, kept: bool, dtype: DType) -> Params {

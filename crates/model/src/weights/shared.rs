@@ -1,10 +1,10 @@
 //! Weights in shared memory, which several processes read without copies. This module defines the layout of a shared
-//! slot, the writer's side ([`Sharing`], [`WeightSlots::shared`](super::WeightSlots::shared)) and the readers' side
-//! ([`SharedSlot`]).
+//! slot, the writer's side ([`Sharing`], [`WeightSlots::shared`](super::WeightSlots::shared)), the readers' side
+//! ([`SharedSlot`]), and the side of processes that write a part of a slot ([`Lent`]).
 
 use super::{Adapter, LoraConfig, Params, Weights};
 use crate::{ModelConfig, Updates};
-use kernels::memory::slot::{Contents, Pin, SlotOptions, SlotReader, SlotWriter};
+use kernels::memory::slot::{Contents, LentSlot, Pin, SlotOptions, SlotReader, SlotWriter};
 use kernels::{Device, Memory, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,6 +16,8 @@ pub struct Sharing {
     pub run: [u8; 16],
     /// Directory for the slots' files, for processes that do not see each other's `/proc`; `None` makes slots memfds.
     pub dir: Option<PathBuf>,
+    /// Whether the slots of trained parameters are lent to ranks, each of which writes a part of the next version.
+    pub lent: bool,
 }
 
 /// The location at which other processes can read a published version.
@@ -39,6 +41,7 @@ impl Sharing {
             bytes,
             dir: self.dir.as_deref(),
             sealed_later,
+            lent: self.lent && !sealed_later,
         })
     }
 
@@ -60,37 +63,37 @@ impl Sharing {
         Ok((weights, shared.reader.path().to_owned()))
     }
 
-    /// Gradients of zeros in a slot of shared memory, which this process accumulates and other processes read. The slot
-    /// is locked for writing.
-    pub fn gradients(
-        &self,
-        memory: &Memory,
-        config: &ModelConfig,
-        lora: Option<&LoraConfig>,
-    ) -> Result<(Params, GradientSlot)> {
-        let writer = self.slot(&Params::trained(&Memory::new(Device::Meta), config, lora), false)?;
-        let params = Params::trained(&writer.memory(&memory.part("gradients"))?, config, lora);
+    /// Allocates a tree in a slot of shared memory that this process lends to others, with the shape of `like`, a tree on
+    /// [`Device::Meta`]. Returns the tree, and the path for [`Lent::open`].
+    pub fn lend(&self, memory: &Memory, like: Params) -> Result<(Params, PathBuf)> {
+        let writer = Sharing { lent: true, ..self.clone() }.slot(&like, false)?;
+        let params = like.in_memory(&writer.memory(memory)?);
         memory.check()?;
-        Ok((params, GradientSlot { writer }))
+        Ok((params, writer.path().to_owned()))
     }
 }
 
-/// The slot of gradients that other processes read.
-pub struct GradientSlot {
-    writer: SlotWriter,
-}
+/// A slot that another process [lends](Sharing::lend) to this one.
+pub struct Lent(LentSlot);
 
-impl GradientSlot {
-    /// Locks the slot for writing, unless another process reads it. Returns whether it is locked now.
-    pub fn try_lock(&self) -> Result<bool> {
-        self.writer.try_lock()
+impl Lent {
+    /// Opens the slot at `path`. Returns it with its tree, which has the shape of `like`, a tree on [`Device::Meta`], and
+    /// can be accessed while the slot is [borrowed](Self::borrow).
+    pub fn open(path: &Path, memory: &Memory, like: Params) -> Result<(Lent, Params)> {
+        let slot = LentSlot::open(path, &layout(&like).0)?;
+        let params = like.in_memory(&slot.memory(memory)?);
+        memory.check()?;
+        Ok((Lent(slot), params))
     }
 
-    /// Lets other processes read the slot at the returned path, until it is locked again. `params` are the gradients in
-    /// the slot.
-    pub fn publish(&self, params: &mut Params) -> Result<&Path> {
-        self.writer.publish(&mut params.tensors_mut(), Contents::default(), false)?;
-        Ok(self.writer.path())
+    /// Begins to access the slot, whose writer must have locked it for writing, and asked for this.
+    pub fn borrow(&self) -> Result<()> {
+        self.0.borrow()
+    }
+
+    /// Ends the access to the slot.
+    pub fn give_back(&self) {
+        self.0.give_back();
     }
 }
 
@@ -135,20 +138,6 @@ impl SharedSlot {
         memory.check()?;
         let version = Updates(pin.contents().version);
         Ok(Some((Adapter { lora: lora.clone(), params, version, config: config.clone() }, pin.contents())))
-    }
-
-    /// The gradients that the slot contains now; otherwise like [`weights`](Self::weights).
-    pub fn gradients(
-        &self,
-        memory: &Memory,
-        config: &ModelConfig,
-        lora: Option<&LoraConfig>,
-    ) -> Result<Option<Params>> {
-        self.reader.expect_layout(&layout(&Params::trained(&Memory::new(Device::Meta), config, lora)).0)?;
-        let Some(pin) = self.reader.pin()? else { return Ok(None) };
-        let params = Params::trained(&pin.memory(memory)?, config, lora);
-        memory.check()?;
-        Ok(Some(params))
     }
 
     /// Verifies the checksum with which the slot's contents were published; fails if it does not match.

@@ -98,6 +98,11 @@ impl<T: Versioned> Slot<T> {
         Ok(Slot { numbers: Arc::new(numbers), shared: Some(Shared { writer, published: None }) })
     }
 
+    /// The path at which other processes open the slot, if it is in shared memory.
+    fn path(&self) -> Option<PathBuf> {
+        self.shared.as_ref().map(|shared| shared.writer.path().to_owned())
+    }
+
     /// The slot's contents, writable; `None` if this process reads them or another process has pinned them.
     fn writable(&mut self) -> kernels::Result<Option<&mut T>> {
         if Arc::get_mut(&mut self.numbers).is_none() {
@@ -199,14 +204,18 @@ impl<T: Versioned> WeightSlots<T> {
         write: impl FnOnce(&mut NextParams<'_>) -> std::result::Result<R, E>,
     ) -> std::result::Result<R, E> {
         let version = self.current().version().next();
+        let from = self.current.path();
         if let Some(numbers) = self.current.writable()? {
-            let result = write(&mut NextParams::in_place(numbers.params_mut()))?;
+            let slots = from.clone().zip(from);
+            let result = write(&mut NextParams::in_place(numbers.params_mut()).in_slots(slots))?;
             numbers.set_version(version);
             return Ok(result);
         }
         let mut slot = self.free()?;
+        let to = slot.path();
         let next = Arc::get_mut(&mut slot.numbers).expect("a free slot has no readers");
-        let mut params = NextParams::apart(self.current.numbers.params(), next.params_mut());
+        let slots = from.zip(to);
+        let mut params = NextParams::apart(self.current.numbers.params(), next.params_mut()).in_slots(slots);
         let result = write(&mut params);
         if result.is_err() {
             self.earlier.push(slot);

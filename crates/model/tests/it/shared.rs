@@ -84,7 +84,7 @@ fn another_process_reads_each_version_without_a_copy() {
     let memory = Memory::new(Device::Cpu);
     let first = Weights::random(&memory, &config(40_000), 1).unwrap();
     let all = bytes(&first.params);
-    let mut slots = WeightSlots::shared(&memory, first, Sharing { run: [3; 16], dir: None }).unwrap();
+    let mut slots = WeightSlots::shared(&memory, first, Sharing { run: [3; 16], ..Sharing::default() }).unwrap();
     slots.reserve(2).unwrap();
     assert!(memory.usage()["weights"].bytes == 2 * all, "both slots must be counted");
     let mut held = Vec::new();

@@ -180,7 +180,7 @@ impl DatumTrainer {
         });
         let norm = self.optimizer.measure(ctx, &self.grads)?;
         if norm.finite {
-            adapter.update(|next| self.optimizer.step(ctx, next, &self.grads, params.learning_rate))?;
+            adapter.update(|next| self.optimizer.step(ctx, next, &self.grads.params, params.learning_rate))?;
         }
         Ok(norm)
     }

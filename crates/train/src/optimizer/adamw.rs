@@ -45,28 +45,36 @@ impl Rule for AdamW {
 
 /// Takes a step on the parameters for which `of` returns true. `trees` has the first and second moments.
 pub(super) fn step_on(ctx: &Context, step: Step<'_, '_>, of: impl Fn(&ParamSpec) -> bool) -> Result<()> {
-    let Step { weights, masters, trees, grads, norm, number, learning_rate, config, .. } = step;
+    let Step { weights, masters, trees, grads, part, norm, number, learning_rate, config, .. } = step;
     let [m, v] = trees else { unreachable!("AdamW keeps two moments") };
     let chosen: Vec<(bool, bool)> = weights.specs().iter().map(|spec| (of(spec), spec.matrix)).collect();
     let mut first_block = 0;
     let moments = m.tensors_mut().into_iter().zip(v.tensors_mut());
     // Adapters come last and have no f32 master weights.
     let mut masters = masters.map(Params::tensors_mut).unwrap_or_default().into_iter();
-    for (((weight, grad), (m, v)), (chosen, decays)) in
-        weights.tensors_mut().into_iter().zip(grads.tensors()).zip(moments).zip(chosen)
+    for ((((weight, grad), (m, v)), (chosen, decays)), range) in
+        weights.tensors_mut().into_iter().zip(grads.tensors()).zip(moments).zip(chosen).zip(part.ranges())
     {
         let master = masters.next();
-        if grad.bytes() == 0 || !chosen {
+        if grad.is_empty() || !chosen {
             continue; // frozen, or updated by another rule
         }
         let (from, weight) = weight.overwrite();
-        let flat = [weight.shape().iter().product()];
+        let blocks_before = first_block;
+        first_block += adamw::Rounding::blocks(grad.len());
+        if range.is_empty() {
+            continue;
+        }
+        let flat = [grad.len()];
+        let from = from.map(|from| from.reshape(&flat).rows(range.clone()));
+        let weight = weight.reshape(&flat).rows(range.clone());
         let (param, from, rounded) = match master {
-            Some(master) => (master.view_mut(), None, Some(weight.reshape(&flat))),
-            None => (weight, from.map(|from| from.reshape(&flat)), None),
+            Some(master) => (master.elements_mut(range.clone()), None, Some(weight)),
+            None => (weight, from, None),
         };
+        // A part begins with a chunk, whose elements are a multiple of those of a block.
+        let first_block = blocks_before + adamw::Rounding::blocks(range.start);
         let rounding = adamw::Rounding { key: config.seed ^ ROUNDING, first_block };
-        first_block += adamw::Rounding::blocks(flat[0]);
         let hyper = adamw::Hyper {
             lr: learning_rate,
             beta1: config.adam_beta1,
@@ -76,12 +84,12 @@ pub(super) fn step_on(ctx: &Context, step: Step<'_, '_>, of: impl Fn(&ParamSpec)
             step: number,
         };
         let step = adamw::Step {
-            param: param.reshape(&flat),
+            param,
             from,
             rounded,
-            grad: grad.view().reshape(&flat),
-            m: m.view_mut().reshape(&flat),
-            v: v.view_mut().reshape(&flat),
+            grad: grad.elements(range.clone()),
+            m: m.elements_mut(range.clone()),
+            v: v.elements_mut(range.clone()),
             hyper,
             norm: norm.view(),
             max_norm: config.max_grad_norm as f32,

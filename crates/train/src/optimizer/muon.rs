@@ -151,6 +151,10 @@ impl Rule for Muon {
         ]
     }
 
+    fn is_unit(&self, spec: &ParamSpec) -> bool {
+        is_hidden_matrix(spec)
+    }
+
     fn reserve(&mut self, memory: &Memory, model: &ModelConfig, adapter: Option<&LoraConfig>) {
         // If an adapter is trained, the matrices of decoder layers are frozen.
         let shapes = if adapter.is_some() { Vec::new() } else { Params::shapes(model) };
@@ -160,11 +164,21 @@ impl Rule for Muon {
     }
 
     fn step(&mut self, ctx: &Context, step: Step<'_, '_>) -> Result<()> {
-        let Step { weights, mut masters, trees, grads, norm, clip, number, learning_rate, config } = step;
+        let Step { weights, mut masters, trees, grads, part, norm, clip, number, learning_rate, config } = step;
         let (buffers, moments) = trees.split_first_mut().expect("trees are momentum, then AdamW's moments");
-        let matrices =
-            weights.specs().iter().zip(grads.tensors()).filter(|(s, g)| is_hidden_matrix(s) && g.bytes() > 0);
-        let parts: Vec<Part> = matrices.flat_map(|(spec, _)| spec.parts.clone()).collect();
+        // Each matrix belongs to one rank.
+        let has_gradient: Vec<bool> = grads.tensors().into_iter().map(|grad| !grad.is_empty()).collect();
+        let mut parts: Vec<Part> = Vec::new();
+        let specs = weights.specs().to_vec();
+        for (((spec, weight), has_gradient), range) in
+            specs.iter().zip(weights.tensors_mut()).zip(has_gradient).zip(part.ranges())
+        {
+            match is_hidden_matrix(spec) && has_gradient {
+                true if range.is_empty() => drop(weight.overwrite()),
+                true => parts.extend(spec.parts.iter().cloned()),
+                false => {}
+            }
+        }
         let mut iterations = self.iterations.take().expect("reserved");
         for Part { name, shape, .. } in parts {
             let read = |params: &Params| params.read(&name).expect("each parameter must have a tensor with its name");
@@ -183,7 +197,7 @@ impl Rule for Muon {
         }
         self.iterations = Some(iterations);
         let trees = moments;
-        let others = Step { weights, masters, trees, grads, norm, clip, number, learning_rate, config };
+        let others = Step { weights, masters, trees, grads, part, norm, clip, number, learning_rate, config };
         adamw::step_on(ctx, others, |spec| !is_hidden_matrix(spec))
     }
 }
@@ -361,8 +375,8 @@ mod tests {
                     }
                     let norm = optimizer.measure(&ctx, &grads).unwrap().norm;
                     adamw.measure(&ctx, &grads).unwrap();
-                    optimizer.step(&ctx, &mut NextParams::in_place(&mut weights.params), &grads, 0.02).unwrap();
-                    adamw.step(&ctx, &mut NextParams::in_place(&mut plain.params), &grads, 0.02).unwrap();
+                    optimizer.step(&ctx, &mut NextParams::in_place(&mut weights.params), &grads.params, 0.02).unwrap();
+                    adamw.step(&ctx, &mut NextParams::in_place(&mut plain.params), &grads.params, 0.02).unwrap();
                     let clip = (2.0 / (norm + 1e-6)).min(1.0);
                     for (i, spec) in specs.iter().enumerate().filter(|(_, spec)| is_layer_matrix(&spec.name)) {
                         let momentum = |(&g, b): (&f32, &mut f64)| {

@@ -2,25 +2,67 @@
 
 use super::kept::Planned;
 use super::passes::{ForwardSums, LossBatch, Outputs};
-use super::ranks::{DividedBatch, OtherRanks, Ranks, World};
+use super::ranks::{DividedBatch, OtherRanks, PartStep, Ranks, SharedGradients, World};
 use super::{TrainState, Trainer};
 use crate::loss::Normalizer;
+use crate::optimizer::GradNorm;
 use crate::{Error, Result};
-use kernels::Context;
-use model::{GroupId, ModelConfig, StopCheck, Updates};
-use std::path::Path;
+use kernels::{Context, Device, Memory};
+use model::weights::{NextParams, Sharing};
+use model::{Grads, GroupId, ModelConfig, StopCheck, Trainable, Updates};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// The slots of shared memory that this process lends to other ranks.
+pub(super) struct LentSlots {
+    /// The slot of each buffer of the gradient's shares.
+    pub(super) gradients: Vec<PathBuf>,
+    /// The slots of the optimizer's state.
+    pub(super) state: Vec<PathBuf>,
+}
+
 impl TrainState {
-    /// Leaves all shares but the first 1/`world_size` of them to other ranks, and frees their memory.
-    pub(super) fn divide(&mut self, world_size: usize) -> Result<()> {
+    /// Leaves all shares but the first 1/`world_size` of them to other ranks, and all parameters but a part of them.
+    /// Gradients and the optimizer's state are then in slots of shared memory; in a plan, they are only counted.
+    pub(super) fn divide(&mut self, model: &ModelConfig, world_size: usize, sharing: &Sharing) -> Result<()> {
         let total = self.shares.total();
         if !world_size.is_power_of_two() || world_size > total {
             let why = "must be a power of two and at most gradient_shares";
             return Err(Error::Config(format!("{world_size} ranks with gradient_shares = {total}: the number {why}")));
         }
-        self.shares.keep_first(total / world_size);
+        let (memory, lora) = (&self.memory, self.config.adapter.as_ref());
+        let state = self.optimizer.divide(memory, model, lora, sharing, world_size)?;
+        if !memory.has_values() {
+            self.shares.keep_first(total / world_size);
+            return Ok(());
+        }
+        let meta = Memory::new(Device::Meta);
+        self.grads = Grads::trained(&meta, model, lora); // frees the memory before other memory is allocated
+        self.shares.keep_first(1);
+        let SharedGradients { grads, shares, slots } =
+            SharedGradients::new(sharing, memory, model, lora, [0, world_size, total])?;
+        (self.grads, self.shares) = (grads, shares);
+        self.lent = Some(LentSlots { gradients: slots, state });
         Ok(())
+    }
+
+    /// Takes the optimizer step with the gradient norm of the complete gradient: each rank on its part.
+    pub(super) fn step_with_ranks(
+        &mut self,
+        ranks: &Ranks,
+        model: &mut impl Trainable,
+        norm: GradNorm,
+        learning_rate: f64,
+    ) -> Result<()> {
+        self.optimizer.state_mut()?; // no checkpoint is being written from it
+        let norm = [norm.norm as f32, f32::from(u8::from(norm.finite))].map(f32::to_bits);
+        let step = PartStep { learning_rate, before: self.optimizer.steps, norm };
+        model.update(|weights| {
+            let own = |ctx: &Context, weights: &mut NextParams<'_>| {
+                self.optimizer.step(ctx, weights, &self.grads.params, learning_rate)
+            };
+            ranks.step(weights, step, own)
+        })
     }
 
     /// The context for the passes of this process: `ctx`, or with other ranks a part of its threads.
@@ -68,20 +110,21 @@ impl TrainState {
 }
 
 impl Trainer {
-    /// Leaves all shares of the gradient but the first 1/`world_size` of them to other ranks
-    /// ([`use_ranks`](Self::use_ranks)), and frees their memory.
-    pub fn divide(&mut self, world_size: usize) -> Result<()> {
-        self.state.divide(world_size)
+    /// Leaves shares of the gradient and parts of the optimizer's state, which is zeros, to other ranks
+    /// ([`use_ranks`](Self::use_ranks)).
+    pub fn divide(&mut self, model: &ModelConfig, world_size: usize, sharing: &Sharing) -> Result<()> {
+        self.state.divide(model, world_size, sharing)
     }
 
-    /// Divides the passes of each step among this process and other ranks. `ctx` has all threads, `model` is the
-    /// configuration of the trained model. The weights must be [shared](Self::share_weights) before each gradient.
+    /// Divides each step among this process and other ranks, for a trainer that was [divided](Self::divide). `ctx` has
+    /// all threads, `model` is the configuration of the trained model. The weights must be
+    /// [shared](Self::share_weights) before each gradient.
     pub fn use_ranks(&mut self, ctx: &Context, model: &Arc<ModelConfig>, world: World) -> Result<()> {
-        self.divide(world.peers.world_size())?;
+        let undivided = || Error::Config("`divide` must be called before `use_ranks`".to_owned());
+        let lent = self.state.lent.as_ref().ok_or_else(undivided)?;
         let (lost, stop) = (world.peers.lost().clone(), self.passes.stop.clone());
         self.passes.stop_with(StopCheck::new(move || lost.is_lost() || stop.is_requested()));
-        let TrainState { memory, config, .. } = &self.state;
-        self.state.ranks = Some(Arc::new(Ranks::start(ctx, memory, model, config, world)?));
+        self.state.ranks = Some(Arc::new(Ranks::start(ctx, model, &self.state.config, &lent.state, world)?));
         Ok(())
     }
 
@@ -104,6 +147,12 @@ impl Trainer {
     /// The ranks that divide the steps, to train a second model with them.
     pub fn world_of_second_model(&self) -> Option<World> {
         self.state.ranks.as_ref().map(|ranks| ranks.world_of_second_model())
+    }
+
+    /// Whether an optimizer step of any model that is trained with the ranks has begun and has failed, so that weights
+    /// and moments are those of no step.
+    pub fn is_stepping(&self) -> bool {
+        self.state.ranks.as_ref().is_some_and(|ranks| ranks.is_stepping())
     }
 
     /// The sentence about the rank that was lost, if any was. No step can be taken after that.

@@ -7,9 +7,11 @@
 //! each rank, while its own passes run. All sums over samples (loss, metrics, entropies) are computed by rank 0, in the
 //! order of the samples, from the outputs that it received, so they have the bits of a single process.
 //!
-//! The ranks' gradients are added as the balanced binary tree of the shares: first each even rank adds the gradient of
-//! its neighbour, then every fourth rank that of the rank after next, and so on. Ranks read each other's gradients, and
-//! the weights, in shared memory. The optimizer step is that of a single process.
+//! The ranks' gradients are added as the balanced binary tree of the shares: first that of each odd rank to that of the
+//! rank before, then that of every fourth rank from 2 on to that of two ranks before, and so on. Each rank adds the
+//! elements of its part of the parameters, in place, in shared memory, and sums their squares; rank 0 adds these sums in
+//! order for the gradient norm. Then each rank takes the optimizer step on its part: it writes the weights in the slot of
+//! rank 0, and the optimizer's state ([`slots`]).
 //!
 //! Between steps, the ranks can do [other work](OtherWork) with the weights, such as generation.
 
@@ -17,10 +19,13 @@ mod memory;
 mod other;
 mod protocol;
 mod server;
+mod slots;
 
 pub use memory::RankMemory;
 pub use other::{OtherRanks, OtherWork, RankModel, SendReply};
+pub(super) use protocol::PartStep;
 pub use server::serve;
+pub(super) use slots::SharedGradients;
 
 use super::TrainerConfig;
 use super::kept::{Origin, Planned};
@@ -28,13 +33,17 @@ use super::loss_gradient::loss_and_gradient;
 use super::passes::{ForwardSums, LossBatch, Measured, Outputs};
 use crate::loss::Normalizer;
 use crate::objective::Objective;
+use crate::optimizer::Part;
 use crate::optimizer_batch::Sequence;
 use crate::{Error, Result};
-use kernels::{Context, DType, Memory};
-use model::{Grads, GroupId, LoraConfig, ModelConfig, SharedSlot, StopCheck, Updates};
-use protocol::{DropoutOfPass, ModelRequest, Pass, Reply, Request, Start, bits, floats, message, value};
+use kernels::ops::grad_norm;
+use kernels::{Context, DType};
+use model::weights::NextParams;
+use model::{Grads, GroupId, LoraConfig, ModelConfig, StopCheck, Updates};
+use protocol::{DropoutOfPass, ModelRequest, Pass, Reply, Request, Start, bits, doubles, floats, message, value};
 use ranks::{Message, Peers};
 use serde::Serialize;
+use slots::{Opened, gradient_shape, reduce};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -46,7 +55,6 @@ pub(super) struct Ranks {
     world: World,
     /// Rank 0's part of the threads, for passes while other ranks compute, too.
     pub(super) ctx: Context,
-    memory: Memory,
     model: Arc<ModelConfig>,
     adapter: Option<LoraConfig>,
     /// The number of shares of a step.
@@ -54,7 +62,7 @@ pub(super) struct Ranks {
     /// The number of steps begun, including cancelled ones.
     begun: AtomicU64,
     /// The slots with the gradients of other ranks.
-    opened: Mutex<BTreeMap<PathBuf, SharedSlot>>,
+    opened: Mutex<Opened>,
     /// The groups whose activations another rank keeps, with that rank.
     kept: Mutex<BTreeMap<GroupId, usize>>,
 }
@@ -85,15 +93,25 @@ pub struct World {
     pub run: [u8; 16],
     /// The name of this build of the program, which must be that of all ranks.
     pub build: String,
+    /// Whether an optimizer step of any model has begun and is not complete.
+    is_stepping: Arc<AtomicBool>,
+}
+
+impl World {
+    /// The ranks for the first model that is trained with them.
+    pub fn new(peers: Arc<Peers>, run: [u8; 16], build: String) -> World {
+        World { peers, model: 0, run, build, is_stepping: Arc::default() }
+    }
 }
 
 impl Ranks {
-    /// Starts the work of the ranks. `ctx` has all threads, which are divided among the ranks.
+    /// Starts the work of the ranks. `ctx` has all threads, which are divided among the ranks. `state` are the slots of
+    /// the optimizer's state.
     pub(super) fn start(
         ctx: &Context,
-        memory: &Memory,
         model: &Arc<ModelConfig>,
         config: &TrainerConfig,
+        state: &[PathBuf],
         world: World,
     ) -> Result<Ranks> {
         let world_size = world.peers.world_size();
@@ -101,7 +119,6 @@ impl Ranks {
         let ranks = Ranks {
             world,
             ctx: ctx.with_threads(threads),
-            memory: memory.clone(),
             model: model.clone(),
             adapter: config.adapter.clone(),
             shares: config.gradient_shares,
@@ -124,7 +141,8 @@ impl Ranks {
                 prefix_sharing: config.prefix_sharing,
                 gradient_checkpointing: config.gradient_checkpointing,
                 gradient_shares: config.gradient_shares,
-                seed: config.optimizer.seed,
+                optimizer: config.optimizer,
+                state: state.to_vec(),
             };
             ranks.send(rank, Request::Start(Box::new(start)), Vec::new())?;
         }
@@ -297,44 +315,57 @@ impl Ranks {
         Ok((all, sums))
     }
 
-    /// Adds the gradients of all ranks to `grads`, the complete gradient of rank 0.
-    pub(super) fn reduce(&self, ctx: &Context, grads: &mut Grads, stop: &StopCheck) -> Result<()> {
-        let is_cancelled = || stop.is_requested();
-        let mut distance = 1;
-        while distance < self.world_size() {
-            let into: Vec<usize> = (0..self.world_size()).step_by(2 * distance).collect();
-            for to in &into {
-                self.send(to + distance, Request::Publish, Vec::new())?;
+    /// Adds the gradients of all ranks to `grads`, the complete gradient of rank 0, which is in the slot `own`. Each rank
+    /// adds those of its part of the parameters; that of rank 0 is `part`. Returns the gradient norm.
+    pub(super) fn reduce(&self, own: &Path, grads: &mut Grads, part: &Part, stop: &StopCheck) -> Result<[f32; 2]> {
+        self.send_all(&Request::Finish)?;
+        let mut gradients = vec![own.to_owned()];
+        for rank in 1..self.world_size() {
+            match self.receive(rank, &|| stop.is_requested())? {
+                (Reply::Finished { gradient }, _) => gradients.push(gradient),
+                (reply, _) => return Err(self.unexpected(rank, &reply)),
             }
-            let mut gradients = Vec::new();
-            for from in into.iter().map(|to| to + distance) {
-                match self.receive(from, &is_cancelled)? {
-                    (Reply::Published { gradient }, _) => gradients.push(gradient),
-                    (reply, _) => return Err(self.unexpected(from, &reply)),
-                }
-            }
-            for (to, gradient) in into.iter().zip(&gradients).skip(1) {
-                self.send(*to, Request::Add { gradient: gradient.clone() }, Vec::new())?;
-            }
-            self.add(ctx, grads, &gradients[0])?;
-            for &to in &into[1..] {
-                match self.receive(to, &is_cancelled)? {
-                    (Reply::Added, _) => {}
-                    (reply, _) => return Err(self.unexpected(to, &reply)),
-                }
-            }
-            distance *= 2;
         }
+        // From here on, ranks access each other's memory, so that rank 0 waits for all of them.
+        self.send_all(&Request::Reduce { gradients: gradients.clone() })?;
+        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        let like = || gradient_shape(&self.model, self.adapter.as_ref());
+        let mut sums = reduce(&self.ctx, &mut opened, &gradients, (0, &mut grads.params), part, like)?;
+        for rank in 1..self.world_size() {
+            match self.receive(rank, &|| false)? {
+                (Reply::Reduced, numbers) => sums.extend(doubles(&numbers)),
+                (reply, _) => return Err(self.unexpected(rank, &reply)),
+            }
+        }
+        Ok(grad_norm::of_chunks(&sums))
+    }
+
+    /// Takes the optimizer step from the complete gradient: each rank on its part of the parameters, and rank 0 by `own`.
+    /// If it fails, the weights are those of no step.
+    pub(super) fn step(
+        &self,
+        next: &mut NextParams<'_>,
+        step: PartStep,
+        own: impl FnOnce(&Context, &mut NextParams<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let none = || Error::Config("the weights that ranks update must be in shared memory".to_owned());
+        let (from, to) = next.slots().cloned().ok_or_else(none)?;
+        self.world.is_stepping.store(true, Ordering::Relaxed);
+        self.send_all(&Request::Step { step, from, to })?;
+        own(&self.ctx, next)?;
+        for rank in 1..self.world_size() {
+            match self.receive(rank, &|| false)? {
+                (Reply::Stepped, _) => {}
+                (reply, _) => return Err(self.unexpected(rank, &reply)),
+            }
+        }
+        self.world.is_stepping.store(false, Ordering::Relaxed);
         Ok(())
     }
 
-    fn add(&self, ctx: &Context, grads: &mut Grads, gradient: &Path) -> Result<()> {
-        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
-        if !opened.contains_key(gradient) {
-            opened.insert(gradient.to_owned(), SharedSlot::open(gradient)?);
-        }
-        let other = server::published(&opened[gradient], &self.memory, &self.model, self.adapter.as_ref())?;
-        Ok(grads.params.add(ctx, &other)?)
+    /// Whether an optimizer step has begun and is not complete.
+    pub(super) fn is_stepping(&self) -> bool {
+        self.world.is_stepping.load(Ordering::Relaxed)
     }
 
     fn send(&self, rank: usize, request: Request, numbers: Vec<u32>) -> Result<()> {

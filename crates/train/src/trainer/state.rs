@@ -8,6 +8,7 @@
 //! [`reduce`](TrainState::reduce) and [`step`](TrainState::step). Losses divide by counts of the whole optimizer batch
 //! ([`TrainState::normalizer`]), which are known beforehand, so accumulating the gradient in parts gives the same bits.
 
+use super::divided::LentSlots;
 use super::kept::{Origin, Planned};
 use super::loss_gradient::loss_and_gradient;
 use super::passes::{Compute, Forward, ForwardSums, LossBatch, Measured, Outputs, Passes};
@@ -37,6 +38,8 @@ pub struct TrainState {
     pub(crate) memory: Memory,
     pub(crate) grads: Grads,
     pub(super) shares: Shares,
+    /// The slots for other ranks; `None` if this process computes all shares.
+    pub(super) lent: Option<LentSlots>,
     /// The other ranks; `None` if this process computes all shares.
     pub(super) ranks: Option<Arc<Ranks>>,
     pub(crate) optimizer: Optimizer,
@@ -60,6 +63,8 @@ struct Accumulated {
     micro_batches: usize,
     optimizer_time_s: f64,
     is_reduced: bool,
+    /// The gradient norm, if ranks have computed it.
+    norm: Option<[f32; 2]>,
     /// Whether the passes may use kept activations.
     uses_activations: bool,
 }
@@ -83,6 +88,7 @@ impl TrainState {
         Ok(TrainState {
             grads: Grads::trained(memory, model, adapter),
             shares: Shares::new(config.gradient_shares, partial)?,
+            lent: None,
             ranks: None,
             optimizer: Optimizer::new(memory, model, adapter, config.optimizer),
             entropy: EntropyControl::new(&config.objective.entropy()),
@@ -154,8 +160,9 @@ impl TrainState {
         let Some(accumulated) = &mut self.accumulated else { return Err(nothing_accumulated()) };
         let start = Instant::now();
         self.shares.finish(ctx, &mut self.grads)?;
-        if let Some(ranks) = &self.ranks {
-            ranks.reduce(ctx, &mut self.grads, stop)?;
+        if let (Some(ranks), Some(lent)) = (&self.ranks, &self.lent) {
+            let own = &lent.gradients[self.shares.buffer()];
+            accumulated.norm = Some(ranks.reduce(own, &mut self.grads, self.optimizer.part(), stop)?);
         }
         accumulated.is_reduced = true;
         accumulated.optimizer_time_s += start.elapsed().as_secs_f64();
@@ -170,14 +177,21 @@ impl TrainState {
         };
         let Accumulated { loss: objective, normalizer, measured, .. } = accumulated;
         let start = Instant::now();
-        let norm = self.optimizer.measure(ctx, &self.grads)?;
+        let norm = match accumulated.norm {
+            Some(norm) => self.optimizer.set_norm(norm),
+            None => self.optimizer.measure(ctx, &self.grads)?,
+        };
         let bonus = objective.entropy();
         let kept_entropy = over(measured.sums.entropy, normalizer.entropy_tokens as u64);
         let loss = with_bonus(measured.sums.loss, &bonus, &normalizer, kept_entropy);
         let learns = normalizer.tokens > 0;
         let skipped = !self.check_finite(loss, norm)?;
         if !skipped {
-            model.update(|weights| self.optimizer.step(ctx, weights, &self.grads, params.learning_rate))?;
+            let rate = params.learning_rate;
+            match self.ranks.clone() {
+                Some(ranks) => self.step_with_ranks(&ranks, model, norm, rate)?,
+                None => model.update(|weights| self.optimizer.step(ctx, weights, &self.grads.params, rate))?,
+            }
             if let Some(entropy) = kept_entropy {
                 self.entropy.adapt(&bonus, entropy);
             }
@@ -346,8 +360,9 @@ impl TrainState {
         positions: usize,
     ) -> Result<()> {
         let capacities = planned.iter().map(|planned| planned.micro.capacity());
-        let capacity = capacities.clone().fold(Capacity::default(), Capacity::max);
-        let rows = capacities.map(|capacity| capacity.tokens).sum();
+        let capacity = capacities.fold(Capacity::default(), Capacity::max);
+        let rows = |share: &[Planned<'_>]| share.iter().map(|planned| planned.micro.capacity().tokens).sum::<usize>();
+        let rows = planned.chunk_by(|a, b| a.share == b.share).map(rows).max().unwrap_or(0);
         let computed = planned.iter().filter(|planned| planned.origin != Origin::Kept);
         let forwarded = computed.map(|planned| planned.micro.capacity().tokens).max().unwrap_or(0);
         self.grads.reserve(rows);
@@ -401,6 +416,7 @@ impl Accumulated {
             micro_batches: 0,
             optimizer_time_s: 0.0,
             is_reduced: false,
+            norm: None,
             uses_activations: false,
         }
     }

@@ -85,6 +85,29 @@ impl Head {
         Ok((head, contents))
     }
 
+    /// A sentence that names the first line in which the slot's description differs from `layout`, if it does.
+    pub fn expect_layout(&self, layout: &str) -> std::result::Result<(), String> {
+        let theirs = &self.layout;
+        if theirs == layout {
+            return Ok(());
+        }
+        let hash = |layout: &str| XxHash3_64::oneshot(layout.as_bytes());
+        let (mut own, mut other) = (layout.lines(), theirs.lines());
+        let (own, other) = loop {
+            match (own.next(), other.next()) {
+                (a, b) if a != b => break (a.unwrap_or("nothing"), b.unwrap_or("nothing")),
+                (None, None) => break ("", ""),
+                _ => {}
+            }
+        };
+        Err(format!(
+            "the weights have layout {:016x}, expected {:016x}; the first difference: `{other}`, \
+             expected `{own}`. Reader and writer need the same model, dtype and program",
+            hash(theirs),
+            hash(layout)
+        ))
+    }
+
     pub fn layout_hash(&self) -> u64 {
         XxHash3_64::oneshot(self.layout.as_bytes())
     }

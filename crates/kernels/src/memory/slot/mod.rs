@@ -11,13 +11,17 @@
 //! - A reader's memory comes from a [`Pin`], which is a shared lock. It is read-only. Every tensor in it keeps the pin.
 //! - A writer's memory is writable while the writer holds the exclusive lock, which [`SlotWriter::publish`] releases.
 //!   `publish` takes the slot's tensors by exclusive reference, so no other code is still writing to them.
+//! - While a writer holds the exclusive lock, it can lend the slot to processes that work for it ([`LentSlot`]): each of
+//!   them then reads and writes elements that no other one accesses, as they agree by messages. Readers cannot pin the
+//!   slot until the writer publishes it, also if the writer dies.
 //!
 //! A process of the same user that ignores these rules (it maps a file of `weights_dir` for writing, or debugs the
-//! writer) can change the numbers that a reader sees. With a memfd, only a debugger can do this: the seals prevent
-//! truncation and all writes, except those through the writer's own mapping.
+//! writer) can change the numbers that a reader sees. With a memfd that is not lent, only a debugger can do this: the
+//! seals prevent truncation and all writes, except those through the writer's own mapping.
 
 mod fill;
 mod header;
+mod lent;
 mod owned;
 mod pin;
 mod place;
@@ -26,12 +30,14 @@ mod tests;
 
 pub use fill::SlotFiller;
 pub use header::Contents;
+pub use lent::LentSlot;
 pub use pin::{Pin, SlotReader};
 
 use super::host::HostBytes;
 use super::{Buffer, Memory};
 use crate::{Error, Result};
 use header::{Head, WRITING};
+use lent::Lent;
 use memmap2::MmapRaw;
 use pin::Pinned;
 use place::Place;
@@ -54,6 +60,9 @@ pub struct SlotOptions<'a> {
     pub dir: Option<&'a Path>,
     /// Whether the slot will be [sealed](SlotWriter::seal) once it is filled.
     pub sealed_later: bool,
+    /// Whether the slot will be [lent](LentSlot) to other processes. Its memory is taken when a process first writes
+    /// it, near the cores of that process.
+    pub lent: bool,
 }
 
 /// A writable slot of shared memory. Clones are handles of the same slot.
@@ -77,6 +86,7 @@ pub(super) struct Writer {
 pub(super) enum Hold {
     Writer(Arc<Writer>),
     Pin(Arc<Pinned>),
+    Lent(Arc<Lent>),
 }
 
 /// An allocator that hands out a slot's bytes in order.
@@ -97,6 +107,7 @@ impl Arena {
         let (map, head) = match &self.hold {
             Hold::Writer(writer) => (&writer.map, &writer.head),
             Hold::Pin(pinned) => (pinned.map(), pinned.head()),
+            Hold::Lent(lent) => (lent.map(), lent.head()),
         };
         if from.checked_add(size)? > head.bytes {
             return None;
@@ -110,16 +121,24 @@ impl Arena {
         Some(HostBytes::in_slot(start, self.hold.clone()))
     }
 
-    /// Whether the allocations belong to a reader, and so are read-only.
-    pub(super) fn is_pinned(&self) -> bool {
-        matches!(self.hold, Hold::Pin(_))
+    /// Whether the slot belongs to another process.
+    pub(super) fn is_of_another_process(&self) -> bool {
+        !matches!(self.hold, Hold::Writer(_))
     }
 }
 
 impl Hold {
+    /// Whether this process may read the slot now.
+    pub(super) fn is_readable(&self) -> bool {
+        !matches!(self, Hold::Lent(lent) if !lent.is_borrowed())
+    }
     /// Whether this process may write the slot now.
     pub(super) fn is_writable(&self) -> bool {
-        matches!(self, Hold::Writer(writer) if writer.locked.load(Ordering::SeqCst))
+        match self {
+            Hold::Writer(writer) => writer.locked.load(Ordering::SeqCst),
+            Hold::Pin(_) => false,
+            Hold::Lent(lent) => lent.is_borrowed(),
+        }
     }
     /// Called when an allocation in the slot is dropped.
     pub(super) fn released(&self) {
@@ -130,13 +149,13 @@ impl Hold {
 }
 
 impl SlotWriter {
-    /// Creates a slot of zeros, locked for writing. The system allocates the memory now, so that missing memory is an
-    /// error here and not a signal later.
+    /// Creates a slot of zeros, locked for writing. Unless the slot is [lent](SlotOptions::lent), the system allocates
+    /// the memory now, so that missing memory is an error here and not a signal later.
     pub fn create(options: SlotOptions<'_>) -> Result<SlotWriter> {
         let head = Head::new(&options);
         let place = Place::create(&options, head.data + options.bytes)?;
-        let map = place.map_to_write(&head)?;
-        place.seal_after_mapping(options.sealed_later)?;
+        let map = place.map_to_write(&head, !options.lent)?;
+        place.seal_after_mapping(options.sealed_later, options.lent)?;
         place
             .file
             .try_lock()

@@ -90,25 +90,7 @@ impl SlotReader {
 
     /// Fails if the slot's description differs from `layout`; the error names the first line that differs.
     pub fn expect_layout(&self, layout: &str) -> Result<()> {
-        let theirs = &self.0.head.layout;
-        if theirs == layout {
-            return Ok(());
-        }
-        let hash = |layout: &str| twox_hash::XxHash3_64::oneshot(layout.as_bytes());
-        let (mut own, mut other) = (layout.lines(), theirs.lines());
-        let (own, other) = loop {
-            match (own.next(), other.next()) {
-                (a, b) if a != b => break (a.unwrap_or("nothing"), b.unwrap_or("nothing")),
-                (None, None) => break ("", ""),
-                _ => {}
-            }
-        };
-        Err(self.0.place.error(format!(
-            "the weights have layout {:016x}, expected {:016x}; the first difference: `{other}`, \
-             expected `{own}`. Reader and writer need the same model, dtype and program",
-            hash(theirs),
-            hash(layout)
-        )))
+        self.0.head.expect_layout(layout).map_err(|why| self.0.place.error(why))
     }
 
     /// Pins the slot's current contents; `None` while the slot is being written.

@@ -71,11 +71,22 @@ impl Place {
         Ok(Place { file, path: path.to_owned(), is_memfd: false, owned: None })
     }
 
-    /// Maps the memory for writing. The system allocates it immediately, in huge pages if possible.
-    pub fn map_to_write(&self, head: &Head) -> Result<MmapRaw> {
+    /// Opens a memfd or file of another process, to write it.
+    pub fn open_to_write(path: &Path) -> Result<Place> {
+        let fail = |e: std::io::Error| Error::Slot { path: path.to_owned(), message: format!("failed to open: {e}") };
+        let file = disk::Options::new().read().write().open(path).map_err(fail)?;
+        Ok(Place { file, path: path.to_owned(), is_memfd: false, owned: None })
+    }
+
+    /// Maps the memory for writing, in huge pages if possible. If `now`, the system allocates it immediately; memory of
+    /// a file is always allocated, since a full file system would end the process.
+    pub fn map_to_write(&self, head: &Head, now: bool) -> Result<MmapRaw> {
         let map = MmapOptions::new().map_raw(&self.file).map_err(|e| self.no_room(head.data + head.bytes, &e))?;
         // Huge pages are an optimisation, so the advice may fail.
         let _ = map.advise_range(Advice::HugePage, head.data, head.bytes);
+        if self.is_memfd && !now {
+            return Ok(map);
+        }
         // This must run before `fallocate`, which allocates small pages.
         let populate = || match head.bytes {
             0 => Ok(()),
@@ -103,9 +114,13 @@ impl Place {
         Ok(map)
     }
 
-    /// Seals the memfd: its length can no longer change, and it can be written only through the existing mapping.
-    pub fn seal_after_mapping(&self, sealed_later: bool) -> Result<()> {
-        let mut seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE;
+    /// Seals the memfd: its length can no longer change, and unless it is lent, it can be written only through the
+    /// existing mapping.
+    pub fn seal_after_mapping(&self, sealed_later: bool, lent: bool) -> Result<()> {
+        let mut seals = SealFlags::SHRINK | SealFlags::GROW;
+        if !lent {
+            seals |= SealFlags::FUTURE_WRITE;
+        }
         if !sealed_later {
             seals |= SealFlags::SEAL;
         }

@@ -5,7 +5,7 @@ use crate::{DType, Device, Tensor};
 use std::os::unix::fs::FileExt;
 
 fn options(layout: &str, bytes: usize) -> SlotOptions<'_> {
-    SlotOptions { run: [7; 16], layout, bytes, dir: None, sealed_later: false }
+    SlotOptions { run: [7; 16], layout, bytes, dir: None, sealed_later: false, lent: false }
 }
 
 fn contents(checksum: Option<u64>) -> Contents {
@@ -132,6 +132,8 @@ fn a_memfd_gets_the_seals_that_its_use_allows() {
     let length = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE;
     let slot = SlotWriter::create(options("l\n", 64)).unwrap();
     assert_eq!(seals(&slot), length | SealFlags::SEAL);
+    let lent = SlotWriter::create(SlotOptions { lent: true, ..options("l\n", 64) }).unwrap();
+    assert_eq!(seals(&lent), SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL);
     let later = SlotWriter::create(SlotOptions { sealed_later: true, ..options("l\n", 64) }).unwrap();
     assert_eq!(seals(&later), length);
     let path = later.path().to_owned();
@@ -294,4 +296,37 @@ fn a_corrupted_slot_is_refused_or_read_unchanged() {
     }
     std::fs::remove_dir_all(&dir).unwrap();
     assert!(refused > 100 && read > 25, "{refused} refused, {read} read");
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "Miri cannot map files")]
+fn a_lent_slot_is_written_by_others_while_its_writer_has_locked_it() {
+    let memory = Memory::new(Device::Cpu);
+    let slot = SlotWriter::create(SlotOptions { lent: true, ..options("l\n", 64) }).unwrap();
+    let mut own = Tensor::zeros(&slot.memory(&memory).unwrap(), &[16], DType::F32);
+    let lent = LentSlot::open(slot.path(), "l\n").unwrap();
+    let mut theirs = Tensor::zeros(&lent.memory(&memory).unwrap(), &[16], DType::F32);
+    let refused = |work: &mut dyn FnMut()| {
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_err().downcast::<&str>().unwrap()
+    };
+    assert!(refused(&mut || drop(theirs.to_vec_f32())).contains("must be borrowed before it is read"));
+    lent.borrow().unwrap();
+    own.elements_mut(0..8).fill(1.0);
+    theirs.elements_mut(8..16).fill(2.0);
+    lent.give_back();
+    assert!(refused(&mut || theirs.view_mut().fill(3.0)).contains("must be locked before"));
+    assert_eq!(own.to_vec_f32(), [[1.0; 8], [2.0; 8]].concat());
+    // No reader sees the slot before its writer publishes it, and no one writes it afterwards.
+    let reader = SlotReader::open(slot.path()).unwrap();
+    assert!(reader.pin().unwrap().is_none());
+    slot.publish(&mut [&mut own], contents(None), false).unwrap();
+    assert!(reader.pin().unwrap().is_some());
+    let why = lent.borrow().unwrap_err().to_string();
+    assert!(why.ends_with(": the slot is lent, but its writer has not locked it"), "{why}");
+    let why = LentSlot::open(slot.path(), "m\n").err().unwrap().to_string();
+    assert!(why.contains("the first difference: `l`, expected `m`"), "{why}");
+    // Other slots cannot be written by anyone else.
+    let sealed = SlotWriter::create(options("l\n", 64)).unwrap();
+    let why = LentSlot::open(sealed.path(), "l\n").err().unwrap().to_string();
+    assert!(why.contains("failed to map for writing"), "{why}");
 }

@@ -7,16 +7,18 @@ use crate::simd::{LANES, Simd};
 use crate::{View, ViewMut};
 
 /// Number of elements in a chunk. Changing it changes the bits of the norm.
-pub(super) const CHUNK: usize = 1 << 16;
+pub const CHUNK: usize = 1 << 16;
 
 pub(super) fn global(cpu: &Cpu, grads: &[View<'_>], out: ViewMut<'_>) {
+    out.f32(cpu).copy_from_slice(&super::of_chunks(&sums(cpu, grads)));
+}
+
+/// The sum of squares of each chunk.
+pub(super) fn sums(cpu: &Cpu, grads: &[View<'_>]) -> Vec<f64> {
     let chunks: Vec<&[f32]> = grads.iter().flat_map(|g| g.f32(cpu).chunks(CHUNK)).collect();
     let mut sums = vec![0.0f64; chunks.len()];
     cpu.run(chunks.len(), &Squares { chunks: &chunks, sums: Disjoint::new(&mut sums) });
-    let norm = sums.iter().sum::<f64>().sqrt() as f32;
-    // The square of an f32 cannot overflow an f64. So the norm is finite if and only if all elements are finite and the
-    // norm fits an f32.
-    out.f32(cpu).copy_from_slice(&[norm, f32::from(u8::from(norm.is_finite()))]);
+    sums
 }
 
 struct Squares<'a> {

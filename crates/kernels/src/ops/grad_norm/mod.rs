@@ -11,6 +11,8 @@
 
 mod cpu;
 mod cuda;
+pub use cpu::CHUNK;
+
 #[cfg(test)]
 pub(crate) mod reference;
 #[cfg(test)]
@@ -19,7 +21,7 @@ mod tests;
 use super::args::expect;
 use crate::context::count;
 use crate::device::Backend;
-use crate::{Context, DType, Result, View, ViewMut};
+use crate::{Context, DType, Error, Result, View, ViewMut};
 
 /// Computes the norm of all `grads` (f32 tensors of any shape) into `out: [2]`, *overwriting* it.
 pub fn global(ctx: &Context, grads: &[View<'_>], out: ViewMut<'_>) -> Result<()> {
@@ -35,4 +37,25 @@ pub fn global(ctx: &Context, grads: &[View<'_>], out: ViewMut<'_>) -> Result<()>
         Backend::Cuda(cuda) => cuda::global(cuda, grads, out)?,
     }
     Ok(())
+}
+
+/// The sum of squares of each chunk of `grads` (f32 tensors of any shape), in order, for [`of_chunks`]. Several processes
+/// can compute the chunks of one gradient, if they divide it where a tensor's chunks of [`CHUNK`] elements begin.
+pub fn sums_of_chunks(ctx: &Context, grads: &[View<'_>]) -> Result<Vec<f64>> {
+    const OP: &str = "grad_norm::sums_of_chunks";
+    for grad in grads {
+        expect(OP, "a gradient", *grad, DType::F32, grad.shape())?;
+    }
+    match ctx.backend() {
+        Backend::Cpu(cpu) => Ok(cpu::sums(cpu, grads)),
+        Backend::Cuda(_) => Err(Error::Value { op: OP, message: "the gradient must be on the CPU".to_owned() }),
+    }
+}
+
+/// The norm, as [`global`] writes it, of a gradient whose chunks have these sums of squares.
+pub fn of_chunks(sums: &[f64]) -> [f32; 2] {
+    let norm = sums.iter().sum::<f64>().sqrt() as f32;
+    // The square of an f32 cannot overflow an f64. So the norm is finite if and only if all elements are finite and the
+    // norm fits an f32.
+    [norm, f32::from(u8::from(norm.is_finite()))]
 }

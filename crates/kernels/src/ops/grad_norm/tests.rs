@@ -27,6 +27,22 @@ fn the_gradient_norm_matches_the_oracle_on_every_context() {
 }
 
 #[test]
+fn the_norm_of_chunks_that_several_processes_sum_has_the_same_bits() {
+    let ctx = Context::cpu(Isa::best(), 2);
+    let gradient = Tensor::from_f32(ctx.memory(), &[3 * CHUNK + 5], &normal::<f32>(1, 3 * CHUNK + 5));
+    let other = Tensor::from_f32(ctx.memory(), &[7], &normal::<f32>(2, 7));
+    let sums = |views: &[View<'_>]| sums_of_chunks(&ctx, views).unwrap();
+    let whole = norm(&ctx, &[gradient.to_vec_f32(), other.to_vec_f32()]);
+    for cut in 0..=3 {
+        let first = sums(&[gradient.rows(0..cut * CHUNK)]);
+        let rest = sums(&[gradient.rows(cut * CHUNK..3 * CHUNK + 5), other.view()]);
+        assert_eq!((first.len(), rest.len()), (cut, 5 - cut));
+        assert_eq!(of_chunks(&[first, rest].concat()).map(f32::to_bits), [whole[0], whole[1]].map(f32::to_bits));
+    }
+    assert_eq!((of_chunks(&[]), of_chunks(&[1e80])), ([0.0, 1.0], [f32::INFINITY, 0.0]));
+}
+
+#[test]
 fn a_single_non_finite_gradient_is_detected() {
     let ctx = Context::cpu(Isa::best(), 2);
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {

@@ -62,7 +62,7 @@ fn gradients_are_clipped_by_the_measured_norm() {
         let mut grads = Grads::trained(ctx.memory(), &model, None);
         grads.params.tensors_mut().into_iter().for_each(|t| t.view_mut().fill(scale));
         let norm = optimizer.measure(&ctx, &grads).unwrap().norm;
-        optimizer.step(&ctx, &mut NextParams::in_place(&mut weights.params), &grads, 0.5).unwrap();
+        optimizer.step(&ctx, &mut NextParams::in_place(&mut weights.params), &grads.params, 0.5).unwrap();
         assert_eq!(optimizer.steps, 1);
         let buffer = optimizer.state().trees().next().unwrap();
         let name = "model.layers.0.mlp.down_proj.weight";
@@ -89,8 +89,9 @@ fn optimizer_state_cannot_change_while_a_checkpoint_uses_it() {
     assert!(optimizer.state().masters().is_none() && optimizer.state_mut().is_ok());
     let held = optimizer.hold();
     optimizer.measure(&ctx, &grads).unwrap();
-    let mut step =
-        |optimizer: &mut Optimizer| optimizer.step(&ctx, &mut NextParams::in_place(&mut weights.params), &grads, 1e-3);
+    let mut step = |optimizer: &mut Optimizer| {
+        optimizer.step(&ctx, &mut NextParams::in_place(&mut weights.params), &grads.params, 1e-3)
+    };
     assert!(matches!(step(&mut optimizer), Err(Error::Held)) && matches!(optimizer.state_mut(), Err(Error::Held)));
     assert_eq!(optimizer.steps, 0);
     drop(held);
@@ -114,7 +115,7 @@ fn only_models_that_compute_in_bf16_have_master_weights() {
     assert!(master(&optimizer).iter().all(|&x| x == 0.0));
     for step in 0..2 {
         optimizer.measure(&ctx, &grads).unwrap();
-        optimizer.step(&ctx, &mut NextParams::in_place(&mut weights.params), &grads, 1e-3).unwrap();
+        optimizer.step(&ctx, &mut NextParams::in_place(&mut weights.params), &grads.params, 1e-3).unwrap();
         assert_eq!(master(&optimizer), before, "a zero gradient changes nothing, step {step}");
         weights.params.write("lm_head.weight", &vec![0.0; before.len()]);
     }

@@ -2,7 +2,7 @@
 //! numbers are token ids or the bits of f32 numbers.
 
 use crate::trainer::passes::ForwardSums;
-use crate::{Error, Result};
+use crate::{Error, OptimizerConfig, Result};
 use model::{GroupId, LoraConfig, MicroBatch, PromptGroup};
 use ranks::Message;
 use serde::de::DeserializeOwned;
@@ -27,8 +27,10 @@ pub(super) struct Start {
     pub(super) prefix_sharing: bool,
     pub(super) gradient_checkpointing: bool,
     pub(super) gradient_shares: usize,
-    /// Seed of dropout.
-    pub(super) seed: u64,
+    /// Settings of the optimizer, with the seed of dropout.
+    pub(super) optimizer: OptimizerConfig,
+    /// The slots with the optimizer's state, the master weights first.
+    pub(super) state: Vec<PathBuf>,
 }
 
 /// A request about the model with this index. (PPO trains two models.)
@@ -43,7 +45,7 @@ pub(super) struct ModelRequest {
 pub(super) enum Request {
     /// Prepares for the model. The reply is [`Reply::Ready`].
     Start(Box<Start>),
-    /// Reads this version of the trained parameters until the gradient is published; and the base weights below an
+    /// Reads this version of the trained parameters until the gradient is complete; and the base weights below an
     /// adapter, if they are given. No reply.
     Weights { trained: PathBuf, base: Option<PathBuf> },
     /// Begins an optimizer step with a gradient of zeros. The reply is [`Reply::Begun`] with the same number. (After a
@@ -54,10 +56,13 @@ pub(super) enum Request {
     /// Runs the backward pass of the last forward pass. The numbers are the gradients of the log-probabilities (or
     /// scores), followed by those of the entropies if `has_entropies`. No reply.
     Backward { has_entropies: bool },
-    /// Completes the gradient of the rank's shares and lets other ranks read it. The reply is [`Reply::Published`].
-    Publish,
-    /// Completes the gradient of the rank's shares and adds another rank's gradient. The reply is [`Reply::Added`].
-    Add { gradient: PathBuf },
+    /// Completes the gradient of the rank's shares, and releases the weights. The reply is [`Reply::Finished`].
+    Finish,
+    /// Adds the gradients of all ranks on the rank's part of the parameters. The reply is [`Reply::Reduced`].
+    Reduce { gradients: Vec<PathBuf> },
+    /// Takes the optimizer step on the rank's part of the parameters, from the weights in the first slot to those in the
+    /// second, which may be the same. The reply is [`Reply::Stepped`].
+    Step { step: PartStep, from: PathBuf, to: PathBuf },
     /// Work besides training, which [`OtherWork`](super::OtherWork) does. All replies are [`Reply::Other`].
     Other(String),
 }
@@ -74,17 +79,29 @@ pub(super) enum Reply {
     },
     /// The numbers are log-probabilities (or scores), followed by as many entropies. The sums count kept rows.
     Outputs(ForwardSums),
-    /// The rank's gradient can be read here.
-    Published {
+    /// The gradient of the rank's shares is complete, in this slot.
+    Finished {
         gradient: PathBuf,
     },
-    Added,
+    /// The numbers are the sums of squares of the part's chunks, two for each f64.
+    Reduced,
+    Stepped,
     /// A reply to [`Request::Other`].
     Other(String),
     /// The rank has failed and exits.
     Failed {
         why: String,
     },
+}
+
+/// An optimizer step.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(in crate::trainer) struct PartStep {
+    pub(in crate::trainer) learning_rate: f64,
+    /// Number of steps taken before.
+    pub(in crate::trainer) before: u64,
+    /// The gradient norm as bits, in the form of [`kernels::ops::grad_norm::of_chunks`].
+    pub(in crate::trainer) norm: [u32; 2],
 }
 
 /// The forward pass of a micro-batch.
@@ -167,6 +184,17 @@ pub(super) fn floats(bits: &[u32]) -> Vec<f32> {
     bits.iter().map(|&number| f32::from_bits(number)).collect()
 }
 
+/// f64 numbers as numbers of a message.
+pub(super) fn halves(numbers: &[f64]) -> Vec<u32> {
+    numbers.iter().flat_map(|x| [x.to_bits() as u32, (x.to_bits() >> 32) as u32]).collect()
+}
+
+/// The f64 numbers of [`halves`].
+pub(super) fn doubles(halves: &[u32]) -> Vec<f64> {
+    let (pairs, _) = halves.as_chunks::<2>();
+    pairs.iter().map(|[low, high]| f64::from_bits(u64::from(*high) << 32 | u64::from(*low))).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -189,6 +217,8 @@ mod tests {
         assert!(pass.groups(&numbers[..5]).is_none());
         let numbers = [f32::NAN, -0.0, 1e-45];
         assert_eq!(floats(&bits(&numbers).collect::<Vec<_>>()).map_bits(), numbers.to_vec().map_bits());
+        let sums = [0.1, f64::INFINITY, 5e-324];
+        assert_eq!(doubles(&halves(&sums)), sums);
     }
 
     trait MapBits {

@@ -2,26 +2,24 @@
 //! each optimizer step. It knows neither the loss nor the samples, only token ids and the gradients of its outputs.
 
 use super::other::{OtherWork, RankModel};
-use super::protocol::{ModelRequest, Pass, Reply, Request, Start, bits, floats, message, value};
+use super::protocol::{ModelRequest, PartStep, Pass, Reply, Request, Start, bits, floats, halves, message, value};
+use super::slots::{Opened, SharedGradients, gradient_shape, reduce};
+use crate::optimizer::Optimizer;
 use crate::trainer::kept::{Origin, Planned};
 use crate::trainer::passes::{Compute, Forward, ForwardSums, OutputGrads, Passes};
 use crate::trainer::shares::Shares;
 use crate::{Error, Result};
-use kernels::{Context, DType, Isa};
+use kernels::{Context, DType, Device, Isa, Memory};
 use model::batch::Dropout;
 use model::kept::RolloutActivations;
 use model::net::KeptRows;
 use model::packing::{check_groups, longest, micro_batches};
-use model::weights::{Adapter, GradientSlot};
+use model::weights::{Adapter, Lent, NextParams};
 use model::{BatchTensors, Grads, ModelConfig, ModelView, Params, SharedSlot, Sharing, Weights};
 use ranks::{Link, Message};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-/// How long to wait until rank 0 has stopped reading a gradient. It has, before it begins the next step.
-const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Works for rank 0 until it closes the `link`, also by `other`. `build` names this build of the program. A failure is
 /// also reported to rank 0.
@@ -67,12 +65,16 @@ struct Server {
     ctx: Context,
     model: Arc<ModelConfig>,
     passes: Passes,
-    grads: Grads,
-    shares: Shares,
-    /// The slot of each buffer of [`Shares`].
-    slots: Vec<GradientSlot>,
-    /// The slots of other processes.
-    opened: BTreeMap<PathBuf, SharedSlot>,
+    gradients: SharedGradients,
+    optimizer: Optimizer,
+    /// The slots with the optimizer's state.
+    state: Vec<Lent>,
+    /// The slots of rank 0 with weights to read.
+    read: BTreeMap<PathBuf, SharedSlot>,
+    /// The slots of other ranks to write.
+    written: Opened,
+    /// The slot with the complete gradient.
+    reduced: Option<PathBuf>,
     /// The base weights, kept for all steps if they are frozen.
     base: Option<Weights>,
     adapter: Option<Adapter>,
@@ -85,21 +87,29 @@ impl Server {
         let ctx = Context::cpu(Isa::from_name(&start.isa)?, start.threads);
         let dtype = if start.is_bf16 { DType::Bf16 } else { DType::F32 };
         let model = Arc::new(ModelConfig::parse(&start.model)?.computing_in(dtype)?);
-        let sharing = Sharing { run: start.run, dir: None };
-        let lora = start.adapter.as_ref();
-        let count = start.gradient_shares / start.world_size;
-        let (mut buffers, mut slots) = (Vec::new(), Vec::new());
-        for _ in 0..=count.ilog2() {
-            let (params, slot) = sharing.gradients(ctx.memory(), &model, lora)?;
-            buffers.push(params);
-            slots.push(slot);
-        }
-        let grads = Grads::of(ctx.memory(), &model, lora, buffers.remove(0));
-        let shares = Shares::of(start.gradient_shares, start.rank * count, count, buffers);
-        let passes = Passes::new(ctx.memory(), start.gradient_checkpointing);
-        ctx.memory().check()?;
-        let (opened, base, adapter, forward) = Default::default();
-        Ok(Server { start, ctx, model, passes, grads, shares, slots, opened, base, adapter, forward })
+        let sharing = Sharing { run: start.run, dir: None, lent: true };
+        let (memory, lora, of) = (ctx.memory(), start.adapter.as_ref(), [start.rank, start.world_size]);
+        let shares = [start.rank, start.world_size, start.gradient_shares];
+        let gradients = SharedGradients::new(&sharing, memory, &model, lora, shares)?;
+        let (optimizer, state) = Optimizer::of_rank(memory, &model, lora, start.optimizer, of, &start.state)?;
+        let passes = Passes::new(memory, start.gradient_checkpointing);
+        memory.check()?;
+        let (read, written, reduced, base, adapter, forward) = Default::default();
+        Ok(Server {
+            start,
+            ctx,
+            model,
+            passes,
+            gradients,
+            optimizer,
+            state,
+            read,
+            written,
+            reduced,
+            base,
+            adapter,
+            forward,
+        })
     }
 
     fn answer(&mut self, request: Request, numbers: Vec<u32>) -> Result<Option<Message>> {
@@ -110,7 +120,9 @@ impl Server {
                 return Ok(None);
             }
             Request::Begin { number } => {
-                self.begin()?;
+                self.forward = None;
+                let SharedGradients { grads, shares, .. } = &mut self.gradients;
+                shares.begin(&self.ctx, grads);
                 Reply::Begun { number }
             }
             Request::Forward(pass) => {
@@ -121,10 +133,14 @@ impl Server {
                 self.backward(&numbers, has_entropies)?;
                 return Ok(None);
             }
-            Request::Publish => Reply::Published { gradient: self.publish()?.to_owned() },
-            Request::Add { gradient } => {
-                self.add(&gradient)?;
-                Reply::Added
+            Request::Finish => Reply::Finished { gradient: self.finish()?.to_owned() },
+            Request::Reduce { gradients } => {
+                let sums = self.reduce(&gradients)?;
+                return Ok(Some(Message { numbers: halves(&sums), ..message(&Reply::Reduced)? }));
+            }
+            Request::Step { step, from, to } => {
+                self.step(step, &from, &to)?;
+                Reply::Stepped
             }
         };
         message(&reply).map(Some)
@@ -152,25 +168,10 @@ impl Server {
     }
 
     fn slot(&mut self, path: &Path) -> Result<&SharedSlot> {
-        if !self.opened.contains_key(path) {
-            self.opened.insert(path.to_owned(), SharedSlot::open(path)?);
+        if !self.read.contains_key(path) {
+            self.read.insert(path.to_owned(), SharedSlot::open(path)?);
         }
-        Ok(&self.opened[path])
-    }
-
-    fn begin(&mut self) -> Result<()> {
-        let start = Instant::now();
-        for slot in &self.slots {
-            while !slot.try_lock()? {
-                if start.elapsed() > LOCK_TIMEOUT {
-                    return Err(Error::Rank("another process is still reading the gradient of the last step".into()));
-                }
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        }
-        self.forward = None;
-        self.shares.begin(&self.ctx, &mut self.grads);
-        Ok(())
+        Ok(&self.read[path])
     }
 
     fn forward(&mut self, pass: Pass, ids: &[u32]) -> Result<(Vec<u32>, ForwardSums)> {
@@ -189,15 +190,16 @@ impl Server {
         let (numbers, compares) = pass.kept.as_ref().map_or((&[][..], false), |(groups, compares)| (groups, *compares));
         let planned = Planned::kept_or_computed(micro, pass.share, (numbers, compares), (kept, (version, temperature)));
         let forwarded = if planned.origin == Origin::Kept { 0 } else { capacity.tokens };
-        self.grads.reserve(capacity.tokens);
+        self.gradients.grads.reserve(capacity.tokens);
         self.passes.reserve(&self.model, capacity, forwarded, longest(&groups));
         let memory = self.ctx.memory().clone();
         memory.check()?;
         let packed = planned.micro.batch(sharing);
         let mut tensors = BatchTensors::new(&memory.part("workspace"), &packed);
         let dropout = pass.dropout.as_ref().zip(self.start.adapter.as_ref());
-        let mut dropout =
-            dropout.map(|(d, lora)| Dropout::new(&memory, lora.dropout, self.start.seed, d.step, &packed, &d.samples));
+        let mut dropout = dropout.map(|(d, lora)| {
+            Dropout::new(&memory, lora.dropout, self.start.optimizer.seed, d.step, &packed, &d.samples)
+        });
         if pass.dropout.as_ref().is_some_and(|dropout| !dropout.second) {
             tensors.set_dropout(dropout.take());
         }
@@ -237,7 +239,7 @@ impl Server {
 
     /// The model with its passes, and the gradients to accumulate into.
     fn parts(&mut self) -> Result<(Compute<'_>, &mut Grads, &mut Shares)> {
-        let Server { ctx, passes, base, adapter, grads, shares, .. } = self;
+        let Server { ctx, passes, base, adapter, gradients: SharedGradients { grads, shares, .. }, .. } = self;
         let missing = || Error::Rank("a pass was requested before the weights were shared".to_owned());
         let base = base.as_ref().ok_or_else(missing)?;
         Ok((Compute { passes, ctx, model: ModelView::new(base, adapter.as_ref()) }, grads, shares))
@@ -258,28 +260,52 @@ impl Server {
         }
     }
 
-    /// Completes the gradient of this rank's shares and publishes it. Rank 0 may then change the weights.
-    fn publish(&mut self) -> Result<&Path> {
-        self.shares.finish(&self.ctx, &mut self.grads)?;
+    /// Completes the gradient of this rank's shares, and returns its slot. Rank 0 may then change the weights.
+    fn finish(&mut self) -> Result<&Path> {
         self.release();
-        Ok(self.slots[self.shares.buffer()].publish(&mut self.grads.params)?)
+        let SharedGradients { grads, shares, slots } = &mut self.gradients;
+        shares.finish(&self.ctx, grads)?;
+        Ok(&slots[shares.buffer()])
     }
 
-    fn add(&mut self, gradient: &Path) -> Result<()> {
-        self.shares.finish(&self.ctx, &mut self.grads)?;
-        let (memory, model, lora) = (self.ctx.memory().clone(), self.model.clone(), self.start.adapter.clone());
-        let other = published(self.slot(gradient)?, &memory, &model, lora.as_ref())?;
-        Ok(self.grads.params.add(&self.ctx, &other)?)
+    /// Adds the gradients of all ranks on this rank's part of the parameters. Returns the sums of squares of its chunks.
+    fn reduce(&mut self, gradients: &[PathBuf]) -> Result<Vec<f64>> {
+        let Server { ctx, model, start, written, optimizer, .. } = self;
+        let own = (start.rank, &mut self.gradients.grads.params);
+        let like = || gradient_shape(model, start.adapter.as_ref());
+        self.reduced = gradients.first().cloned();
+        reduce(ctx, written, gradients, own, optimizer.part(), like)
     }
-}
 
-/// The published gradient in another rank's slot.
-pub(super) fn published(
-    slot: &SharedSlot,
-    memory: &kernels::Memory,
-    model: &ModelConfig,
-    lora: Option<&model::LoraConfig>,
-) -> Result<Params> {
-    let unread = || Error::Rank("a rank's gradient is being written while it is added".to_owned());
-    slot.gradients(memory, model, lora)?.ok_or_else(unread)
+    /// Takes the optimizer step on this rank's part of the parameters.
+    fn step(&mut self, step: PartStep, from: &Path, to: &Path) -> Result<()> {
+        let PartStep { learning_rate, before, norm } = step;
+        let (memory, meta) = (self.ctx.memory().clone(), Memory::new(Device::Meta));
+        let (model, lora) = (self.model.clone(), self.start.adapter.clone());
+        let reduced = self.reduced.take();
+        let reduced = reduced.ok_or_else(|| Error::Rank("a step was requested before its gradient".to_owned()))?;
+        if from != to {
+            self.read_weights(from, None)?;
+        }
+        let gradient = self.written.borrow(&reduced, &memory, || gradient_shape(&model, lora.as_ref()))?;
+        let mut next = self.written.borrow(to, &memory, || match &lora {
+            None => Params::zeros(&meta, &model),
+            Some(lora) => Params::adapter(&meta, &model, lora),
+        })?;
+        self.state.iter().try_for_each(Lent::borrow)?;
+        let Server { ctx, optimizer, base, adapter, .. } = self;
+        let current = adapter.as_ref().map(|adapter| &adapter.params).or(base.as_ref().map(|base| &base.params));
+        let mut params = match current.filter(|_| from != to) {
+            Some(current) => NextParams::apart(current, &mut next.params),
+            None => NextParams::in_place(&mut next.params),
+        };
+        optimizer.steps = before;
+        optimizer.set_norm(norm.map(f32::from_bits));
+        optimizer.step(ctx, &mut params, &gradient.params, learning_rate)?;
+        self.state.iter().for_each(Lent::give_back);
+        self.written.give_back(next);
+        self.written.give_back(gradient);
+        self.release();
+        Ok(())
+    }
 }

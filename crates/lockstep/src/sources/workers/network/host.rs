@@ -268,7 +268,14 @@ impl Copies<'_> {
         let mut copy = match free.filter(|copy| copy.layout == about.layout && copy.bytes == bytes) {
             Some(copy) => copy,
             None => {
-                let options = SlotOptions { run: *run, layout: &about.layout, bytes, dir: None, sealed_later: false };
+                let options = SlotOptions {
+                    run: *run,
+                    layout: &about.layout,
+                    bytes,
+                    dir: None,
+                    sealed_later: false,
+                    lent: false,
+                };
                 Copy { filler: SlotFiller::create(options)?, layout: about.layout.clone(), bytes, number: None }
             }
         };

@@ -26,7 +26,7 @@ fn server(token: Option<&str>) -> NatsServer {
 }
 
 fn slot(number: u64, layout: &str, bytes: usize) -> SlotFiller {
-    let options = SlotOptions { run: RUN, layout, bytes, dir: None, sealed_later: false };
+    let options = SlotOptions { run: RUN, layout, bytes, dir: None, sealed_later: false, lent: false };
     let mut slot = SlotFiller::create(options).unwrap();
     slot.write_at(0, &content(number, bytes)).unwrap();
     let (version, lineage) = (number + 10, [number as u8; 16]);
