@@ -200,9 +200,9 @@ thread_local! {
     static BYTES: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Adds an operation's minimum floating-point operations and bytes of memory traffic to the counts of the calling
-/// thread ([`counted`]).
-pub(crate) fn count(flops: u64, bytes: u64) {
+/// Adds minimum floating-point operations and bytes of memory traffic to the counts of the calling thread
+/// ([`counted`]): those of an operation, or those that other processes have counted.
+pub fn count(flops: u64, bytes: u64) {
     FLOPS.set(FLOPS.get() + flops);
     BYTES.set(BYTES.get() + bytes);
 }

@@ -5,20 +5,23 @@
 //! weights with them, and does everything else: data, rewards, the optimizer step, logs and checkpoints
 //! ([`train::World`] and `rollouts/divided` describe the division).
 
+mod log;
+
 use crate::bad_input;
 use crate::config::{Config, Resolved};
 use crate::error::BadInput;
-use crate::rollouts::divided::RankEngine;
+use crate::rollouts::divided::{self, RankEngine};
 use crate::stop::StopSignal;
 use kernels::{Context, Device};
 use model::{AdaptedWeights, ModelConfig, Sharing};
-use ranks::{Error, Limits, Peers};
+use ranks::{Error, Limits, Message, Peers};
 pub use ranks::{Launch, Link, Rendezvous};
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use telemetry::build::Build;
 use telemetry::{Sinks, counted};
-use train::{Trainer, World};
+use train::{OtherWork, RankModel, SendReply, Trainer, World};
 
 /// The other ranks of a run.
 pub struct RankOptions {
@@ -96,10 +99,9 @@ pub(crate) fn publish(trainer: &Trainer, weights: &mut AdaptedWeights) -> anyhow
     Ok(())
 }
 
-/// Lets other ranks read the published weights until the gradient is complete.
+/// Lets the other ranks of a trainer, if there are any, read the published weights until the gradient is complete.
 pub(crate) fn share(trainer: &Trainer, weights: &AdaptedWeights) -> anyhow::Result<()> {
-    let Some(published) = weights.published_at() else { return Ok(()) };
-    Ok(trainer.share_weights(published, weights.shared_base.as_deref())?)
+    trainer.other_ranks().map_or(Ok(()), |ranks| divided::share(&ranks, weights))
 }
 
 /// A warning if a launcher binds each rank to cores of its own.
@@ -110,7 +112,10 @@ const BOUND: &str = "the launcher binds each rank to cores of its own, so all ra
 /// rank 0 ends.
 pub fn link_of_child() -> anyhow::Result<Link> {
     // Without rank 0, the result of this process has no use.
-    let link = Link::on_stdin(Limits::default().heartbeat, |_| std::process::exit(0));
+    let link = Link::on_stdin(Limits::default().heartbeat, |_| {
+        log::note("rank 0 has ended");
+        std::process::exit(0)
+    });
     link.map_err(|error| BadInput::new(format!("{error}: `lockstep train --ranks N` starts the ranks")))
 }
 
@@ -124,7 +129,11 @@ pub fn open(launch: Launch) -> anyhow::Result<Rendezvous> {
 pub fn join(launch: &Launch, note: &mut dyn FnMut(&str)) -> anyhow::Result<Link> {
     let limits = Limits::default();
     let stream = ranks::join(launch, &Build::current().to_string(), limits, note).map_err(launch_error)?;
-    Ok(Link::of(stream, limits.heartbeat, |code| std::process::exit(code.map_or(1, i32::from)))?)
+    let ended = |code: Option<u8>| {
+        log::note(&format!("rank 0 has ended with exit code {}", code.map_or("unknown".to_owned(), |c| c.to_string())));
+        std::process::exit(code.map_or(1, i32::from))
+    };
+    Ok(Link::of(stream, limits.heartbeat, ended)?)
 }
 
 /// The place of this process among those that a launcher has started; `None` without a launcher, or if the process is
@@ -148,7 +157,29 @@ fn launch_error(error: Error) -> anyhow::Error {
 
 /// Works as a rank other than 0 until rank 0 ends. A failure has been reported to rank 0.
 pub fn serve(link: &Link) -> anyhow::Result<()> {
-    Ok(train::serve_rank(link, &Build::current().to_string(), &mut RankEngine::default())?)
+    log::note(&format!("process {}, {}", std::process::id(), Build::current()));
+    log::note_panics();
+    Ok(train::serve_rank(link, &Build::current().to_string(), &mut Work::default())?)
+}
+
+/// The work of this rank besides training.
+#[derive(Default)]
+struct Work(RankEngine);
+
+impl OtherWork for Work {
+    fn work(&mut self, model: RankModel<'_>, work: &Message, reply: &SendReply<'_>) -> train::Result<Message> {
+        let done = self.0.work(model, work, reply, &log::note);
+        done.map_err(|error| train::Error::Rank(format!("{error:#}")))
+    }
+
+    fn open_log(&mut self, file: &Path) -> train::Result<()> {
+        let named = |error| train::Error::Rank(format!("cannot write the log {}: {error}", file.display()));
+        log::open(file).map_err(named)
+    }
+
+    fn note(&mut self, text: &str) {
+        log::note(text);
+    }
 }
 
 /// Refuses a number of ranks that is not a power of two, or too large. `flag` names the flag or variable with the

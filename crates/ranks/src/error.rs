@@ -12,6 +12,9 @@ pub enum Error {
     /// The processes that a launcher has started cannot be the ranks of a run, by its variables. The user can fix it.
     #[error("{0}")]
     Refused(String),
+    /// A message cannot be written or read, for example because it is of another build.
+    #[error("a message cannot be read: {0}")]
+    Unreadable(String),
     /// The caller no longer waits for the message.
     #[error("the exchange with the other ranks was cancelled")]
     Cancelled,

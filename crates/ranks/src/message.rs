@@ -3,6 +3,9 @@
 //! On the socket, a message is the lengths of both (two u32), the text in UTF-8, and the numbers; all little-endian. A
 //! message without text and numbers is a heartbeat; one without text and with a number is the exit code of rank 0.
 
+use crate::{Error, Result};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use std::io::{self, Read, Write};
 
 /// The longest text of a message, in bytes.
@@ -23,6 +26,17 @@ impl Message {
     /// A message without numbers.
     pub fn of(text: impl Into<String>) -> Message {
         Message { text: text.into(), numbers: Vec::new() }
+    }
+
+    /// A message whose text is `value` as JSON.
+    pub fn json(value: &impl Serialize, numbers: Vec<u32>) -> Result<Message> {
+        let text = serde_json::to_string(value).map_err(|error| Error::Unreadable(error.to_string()))?;
+        Ok(Message { text, numbers })
+    }
+
+    /// The value of a text that is JSON.
+    pub fn value<T: DeserializeOwned>(&self) -> Result<T> {
+        serde_json::from_str(&self.text).map_err(|error| Error::Unreadable(error.to_string()))
     }
 
     pub(crate) fn heartbeat() -> Message {
@@ -103,6 +117,14 @@ mod tests {
         assert!(messages[0].is_heartbeat() && !messages[2].is_heartbeat());
         assert_eq!(messages.map(|message| message.exit_code()), [None; 4]);
         assert_eq!([0, 143].map(|code| Message::exit(code).exit_code()), [Some(0), Some(143)]);
+    }
+
+    #[test]
+    fn a_value_that_the_reader_does_not_know_is_an_error() {
+        let message = Message::json(&("né", 0.1), vec![3]).unwrap();
+        assert_eq!((message.value::<(String, f64)>().unwrap(), message.numbers.len()), (("né".to_owned(), 0.1), 1));
+        let error = message.value::<u32>().unwrap_err().to_string();
+        assert!(error.starts_with("a message cannot be read: invalid type"), "{error}");
     }
 
     #[test]

@@ -21,12 +21,17 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Whether a rank is lost, and which one.
 #[derive(Clone, Default)]
-pub struct Lost(Arc<OnceLock<String>>);
+pub struct Lost(Arc<OnceLock<(usize, String)>>);
 
 impl Lost {
     /// The sentence about the first lost rank.
     pub fn why(&self) -> Option<&str> {
-        self.0.get().map(String::as_str)
+        self.0.get().map(|(_, why)| why.as_str())
+    }
+
+    /// The first lost rank.
+    pub fn rank(&self) -> Option<usize> {
+        self.0.get().map(|(rank, _)| *rank)
     }
 
     /// Whether a rank is lost. Cheap enough for a check before each layer.
@@ -34,8 +39,8 @@ impl Lost {
         self.0.get().is_some()
     }
 
-    fn set(&self, why: String) {
-        let _ = self.0.set(why);
+    fn set(&self, rank: usize, why: String) {
+        let _ = self.0.set((rank, why));
     }
 
     fn error(&self) -> Option<Error> {
@@ -142,7 +147,7 @@ impl Peers {
         std::thread::Builder::new().name(format!("from rank {rank}")).spawn(move || {
             let end = forward(&mut reader, &sender);
             if !closes.load(Ordering::SeqCst) {
-                lost.set(format!("{name} {}", of.describe(&end, limits)));
+                lost.set(rank, format!("{name} {}", of.describe(&end, limits)));
                 on_loss();
             }
             // A stopped process of a launcher notices its loss when it continues.

@@ -148,6 +148,13 @@ impl Engine {
         }
     }
 
+    /// Remembers completions of another engine, from which draft tokens are guessed like from those of this one.
+    pub fn remember<'a>(&mut self, prompt: &[u32], completions: impl Iterator<Item = &'a [u32]>) {
+        if self.config.speculative != Speculative::Off {
+            self.scheduler.earlier.remember(prompt, completions);
+        }
+    }
+
     /// Accepts a request. After each step, [`drawn`](Self::drawn) contains the tokens that were drawn for it.
     pub fn submit(&mut self, request: Request) -> Result<RequestId> {
         let (prompt, max_model_len) = (request.prompt.ids.len(), self.config.max_model_len);

@@ -52,6 +52,7 @@ impl From<ranks::Error> for Error {
         match error {
             ranks::Error::Lost(why) | ranks::Error::Refused(why) => Error::Rank(why),
             ranks::Error::Cancelled => Error::Model(model::Error::Stopped),
+            error @ ranks::Error::Unreadable(_) => Error::Rank(error.to_string()),
         }
     }
 }

@@ -12,7 +12,7 @@ use std::process::{Child, Stdio};
 use testing::wait_until;
 
 /// The arguments of a run of `purpose` in `out` with this many ranks.
-fn divided<'a>(purpose: &'a str, out: &'a str, set: &[&'a str], ranks: &'a str) -> Vec<&'a str> {
+pub fn divided<'a>(purpose: &'a str, out: &'a str, set: &[&'a str], ranks: &'a str) -> Vec<&'a str> {
     [arguments(purpose, out, set), vec!["--ranks", ranks]].concat()
 }
 
@@ -20,7 +20,7 @@ const PROFILES: &str = "sampling_profiles={ fast = { share = 0.75, max_completio
                         quality = { share = 0.25, top_k = 8 } }";
 
 /// Kinds of runs: the command, a name and keys. The model's embeddings are tied.
-const KINDS: [(&str, &str, &[&str]); 11] = [
+pub const KINDS: [(&str, &str, &[&str]); 11] = [
     ("train", "grpo", &["beta=0.04", "per_device_train_batch_size=8", "record_rollouts=true", "stop=[\"a\"]"]),
     ("train", "iterations", &["num_iterations=2", "per_device_train_batch_size=8", "optim=muon", "dtype=bf16"]),
     (
@@ -77,6 +77,62 @@ fn shares_of_activations(run: &Path) -> Vec<f64> {
     let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     lines.filter_map(|line| line["rollout_activations_share"].as_f64()).collect()
+}
+
+/// Operations of the passes and of the optimizer step on all ranks are counted, as those of one process.
+#[test]
+fn operations_of_all_ranks_are_counted() {
+    let dir = directory();
+    let root = dir.path();
+    let set = ["gradient_shares=4", "per_device_train_batch_size=8", "rollout_activations=off", "max_steps=4"];
+    let flops = ["1", "2", "4"].map(|ranks| {
+        good(root, &divided("train", ranks, &set, ranks));
+        ["rollout", "update"].map(|span| flops_of(&root.join(ranks), span))
+    });
+    assert!(flops[0].iter().all(|&flops| flops > 0.0));
+    assert_eq!(flops[0], flops[1]);
+    assert_eq!(flops[0], flops[2]);
+}
+
+/// The floating-point operations of all spans of this name.
+fn flops_of(run: &Path, span: &str) -> f64 {
+    let trace: Value = serde_json::from_str(&std::fs::read_to_string(run.join("trace.json")).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().or(trace.as_array()).unwrap();
+    let spans = events.iter().filter(|event| event["name"] == *span);
+    spans.filter_map(|event| event["args"]["flops"].as_f64()).sum()
+}
+
+/// Neighbouring groups with the same prompt are one group of the update, whose kept activations are used, too.
+#[test]
+fn activations_of_groups_with_the_same_prompt_are_used_by_all_ranks() {
+    let dir = directory();
+    let root = dir.path();
+    let rows: String =
+        ["ab", "sun", "moon", "tree"].iter().map(|w| format!("{{\"prompt\": \"{w} \"}}\n").repeat(2)).collect();
+    std::fs::write(root.join("twice.jsonl"), rows).unwrap();
+    let set =
+        ["gradient_shares=2", "per_device_train_batch_size=16", "shuffle_dataset=false", "dataset_name=twice.jsonl"];
+    let shares = ["1", "2"].map(|ranks| {
+        good(root, &divided("train", ranks, &set, ranks));
+        shares_of_activations(&root.join(ranks))
+    });
+    same(&root.join("1"), &root.join("2"));
+    assert!(shares[0].iter().all(|&share| share > 0.5) && !shares[0].is_empty(), "{shares:?}");
+    assert_eq!(shares[0], shares[1]);
+}
+
+/// The texts from which tokens are drafted are those of all ranks.
+#[test]
+fn drafts_of_all_ranks_are_kept() {
+    let dir = directory();
+    let root = dir.path();
+    let set = ["gradient_shares=2", "per_device_train_batch_size=8", "max_steps=4", "speculative=auto"];
+    let texts = ["1", "2"].map(|ranks| {
+        good(root, &divided("train", ranks, &set, ranks));
+        std::fs::read(root.join(ranks).join("drafts.bin")).unwrap().len()
+    });
+    assert_eq!(texts[0], texts[1]);
+    good(root, &["train", "--resume", "2", "--ranks", "2", "--set", "max_steps=8"]);
 }
 
 /// The processor time that a process has used, in ticks of 10 ms.
@@ -221,14 +277,14 @@ fn the_plan_lists_the_memory_of_each_rank() {
 }
 
 /// The processes whose parent is `pid`, by the system's list.
-fn children(pid: u32) -> Vec<u32> {
+pub fn children(pid: u32) -> Vec<u32> {
     let path = format!("/proc/{pid}/task/{pid}/children");
     let text = std::fs::read_to_string(path).unwrap_or_default();
     text.split_whitespace().map(|word| word.parse().unwrap()).collect()
 }
 
 /// Waits for the end of a run. Returns its exit code and standard error.
-fn ended(mut run: Child) -> (Option<i32>, String) {
+pub fn ended(mut run: Child) -> (Option<i32>, String) {
     let stderr = run.stderr.take().unwrap();
     let reported = std::thread::spawn(move || std::io::read_to_string(stderr).unwrap());
     let status = testing::wait_for_end("the run ends", &mut run);
@@ -257,11 +313,21 @@ fn a_lost_rank_ends_the_run_which_resumes_with_another_number() {
         let why = if name == "9" { "was killed by signal 9" } else { "sent no heartbeat for 15 s" };
         let named = format!("(process {}) {why}", ranks[0]);
         assert!(last.starts_with("error: rank ") && last.contains(&named), "{text}");
-        assert!(last.contains(": resume the run with --resume "), "{text}");
+        let log = format!(" --resume {0} (the log of the rank: {0}/lockstep-1.log)", root.join("killed").display());
+        assert!(last.contains(": resume the run ") && last.ends_with(&log), "{text}");
         wait_until("every rank ends", || !ranks.iter().any(|pid| is_alive(&pid.to_string())));
     }
     good(root, &resumed("4"));
     same(&root.join("whole"), &root.join("killed"));
+    // Each rank has a log, which later starts continue.
+    let logs =
+        ["1", "3"].map(|rank| std::fs::read_to_string(root.join(format!("killed/lockstep-{rank}.log"))).unwrap());
+    let lines = |log: &str, words: &str| log.lines().filter(|line| line.contains(words)).count();
+    assert_eq!([lines(&logs[0], "rank 1 of 4: 1 threads"), lines(&logs[0], "rank 1 of 2: ")], [2, 1], "{}", logs[0]);
+    assert_eq!([lines(&logs[1], "rank 3 of 4: 1 threads"), lines(&logs[1], "rank 3 of 2: ")], [2, 0], "{}", logs[1]);
+    for words in ["generation: up to ", "generation 1: ", "model 0: gradient of ", "rank 0 has ended"] {
+        assert!(lines(&logs[0], words) >= 1, "{words}: {}", logs[0]);
+    }
     // And without ranks, from a checkpoint.
     let first = files(&root.join("whole"));
     good(root, &["train", "--resume", "killed/checkpoints/step-000006"]);

@@ -169,9 +169,14 @@ fn a_killed_rank_ends_the_launch_and_another_one_resumes_the_run() {
     let killed = ranks.remove(2);
     signal(killed.id, "9");
     let printed = all_end(ranks, 1);
-    let why = format!("error: rank 2 of 4 (process {}) ended or was killed; stopped after step ", killed.id);
+    let why = format!("error: rank 2 of 4 (process {}) ended or was killed", killed.id);
     let last = printed.lines().last().unwrap_or_default();
-    assert!(last.starts_with(&why) && last.contains(": resume the run with --resume "), "{printed}");
+    assert!(
+        last.starts_with(&why) && last.contains(": resume the run ") && last.contains("lockstep-2.log"),
+        "{printed}"
+    );
+    let how = ["; stopped after step ", ", during an optimizer step"];
+    assert!(how.iter().any(|how| last.contains(how)), "{printed}");
     assert_eq!(killed.ended().code, None);
     all_end(launch(root, &["train", "--resume", "killed"], srun, 2), 0);
     same(&root.join("whole"), &root.join("killed"));

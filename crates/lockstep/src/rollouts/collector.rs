@@ -4,7 +4,7 @@
 //! A collection is a plain value. Apart from the order of calls to the reward functions, a call leaves no state behind,
 //! so rolling back a step needs no undo here. The collector knows nothing of the run's steps, logs and configuration.
 
-use super::divided::{DividedEngine, Division};
+use super::divided::{self, DividedEngine, Division};
 use super::function::FunctionRollouts;
 use super::scoring::{GivenColumns, Prompts, RolloutScorer, ScoredRollouts, requests};
 use crate::config::SamplingPlan;
@@ -172,7 +172,7 @@ impl Collect for Collector {
     }
 
     fn divide(&mut self, ranks: &OtherRanks, division: &Division) -> anyhow::Result<()> {
-        let divided = DividedEngine::new(ranks.clone(), self.engine.config(), division)?;
+        let divided = DividedEngine::new(ranks.clone(), &self.engine, division)?;
         self.engine.compute_on(ranks.context().clone());
         self.divided = Some(divided);
         Ok(())
@@ -200,7 +200,7 @@ impl Collector {
     }
 
     fn share(&self, weights: &AdaptedWeights) -> anyhow::Result<()> {
-        self.divided.as_ref().map_or(Ok(()), |divided| divided.share(weights))
+        self.divided.as_ref().map_or(Ok(()), |divided| divided::share(divided.ranks(), weights))
     }
 
     fn generator(&mut self) -> Generator<'_> {
@@ -282,18 +282,22 @@ impl Generator<'_> {
                             job.group_ended(group);
                         }
                     };
-                    let made = match divided {
+                    let (made, others_done) = match divided {
                         Some(divided) => {
                             let tokens = divided.tokens();
                             let made = divided.generate_with(engine, model, requests, activations, on_end)?;
                             stages.count("tokens_of_other_ranks", (divided.tokens() - tokens) as f64);
-                            made
+                            (made, Some(*divided.counters()))
                         }
-                        None => engine.generate_with(model, requests, on_end)?,
+                        None => (engine.generate_with(model, requests, on_end)?, None),
                     };
                     engine.keep_activations(None);
                     record_ops(&span, before);
-                    record_counters(stages, &span, engine.counters() - counters);
+                    let mut done = engine.counters() - counters;
+                    if let Some(others) = others_done {
+                        done.add_counts(&others);
+                    }
+                    record_counters(stages, &span, done);
                     rollout_s = span.end();
                     let mut groups = ended;
                     for group in made {

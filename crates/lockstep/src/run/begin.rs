@@ -103,6 +103,9 @@ impl TrainingRun {
         checkpoint::sweep(&dir)?;
         dir.sweep()?;
         console.set_log_file(dir.log(0))?;
+        // A launcher may start the ranks in other directories.
+        let log = |rank| std::path::absolute(dir.log(rank)).unwrap_or_else(|_| dir.log(rank));
+        learner.trainer.open_rank_logs(&log)?;
         let mut reporter = Reporter::open(&dir, sinks, &config)?;
         if injected.callbacks.decide.is_some() {
             reporter.log_last_values();

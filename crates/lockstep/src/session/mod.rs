@@ -213,17 +213,20 @@ impl Run {
             (_, Some(why)) => why.to_owned(),
             (_, None) => return outcome,
         };
-        if self.training.learner.trainer.is_stepping() {
+        let training = &self.training;
+        let (dir, trainer) = (&training.checkpoints.dir, &training.learner.trainer);
+        let root = dir.root().display().to_string();
+        let log = trainer.failed_rank().map(|rank| format!(" (the log of the rank: {})", dir.log(rank).display()));
+        let log = log.unwrap_or_default();
+        if trainer.is_stepping() {
             // Other ranks have changed some of the weights and moments, so that no checkpoint can be written from them.
             self.finish_checkpoint()?;
-            let root = self.training.checkpoints.dir.root().display();
-            anyhow::bail!(
-                "{why}, during an optimizer step: resume the run from its last checkpoint with --resume {root}"
-            )
+            let how = "resume the run from its last checkpoint";
+            anyhow::bail!("{why}, during an optimizer step: {how} with --resume {root}{log}")
         }
         self.save_step()?;
-        let (step, root) = (self.training.learner.step, self.training.checkpoints.dir.root().display());
-        anyhow::bail!("{why}; stopped after step {step}: resume the run with --resume {root}")
+        let step = self.training.learner.step;
+        anyhow::bail!("{why}; stopped after step {step}: resume the run with --resume {root}{log}")
     }
 
     /// Writes a checkpoint of the last step, even if none is due. Nothing is written before the first step.

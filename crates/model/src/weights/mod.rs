@@ -15,6 +15,7 @@ mod params;
 mod shared;
 mod slots;
 mod spec;
+mod trainable;
 mod view;
 
 pub use adapter::Adapter;
@@ -27,8 +28,9 @@ pub use lora::{LINEAR_MODULES, LoraConfig, TargetModules};
 pub use next::{NextParams, NextTensor};
 pub use params::{Layer, Params};
 pub use shared::{Lent, Published, SharedSlot, Sharing};
-pub use slots::{AdaptedWeights, HeldWeights, Trainable, Versioned, WeightSlots};
+pub use slots::{AdaptedWeights, HeldWeights, Versioned, WeightSlots};
 pub use spec::{ParamSpec, Part, Role};
+pub use trainable::Trainable;
 pub(crate) use view::{AdapterRanges, LowRankRows, RowAdapters};
 pub use view::{Adapters, ModelView, Version};
 

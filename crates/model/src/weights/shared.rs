@@ -63,8 +63,8 @@ impl Sharing {
         Ok((weights, shared.reader.path().to_owned()))
     }
 
-    /// Allocates a tree in a slot of shared memory that this process lends to others, with the shape of `like`, a tree on
-    /// [`Device::Meta`]. Returns the tree, and the path for [`Lent::open`].
+    /// Allocates a tree in a slot of shared memory that this process lends to others, with the shape of `like`, a tree
+    /// on [`Device::Meta`]. Returns the tree, and the path for [`Lent::open`].
     pub fn lend(&self, memory: &Memory, like: Params) -> Result<(Params, PathBuf)> {
         let writer = Sharing { lent: true, ..self.clone() }.slot(&like, false)?;
         let params = like.in_memory(&writer.memory(memory)?);
@@ -77,8 +77,8 @@ impl Sharing {
 pub struct Lent(LentSlot);
 
 impl Lent {
-    /// Opens the slot at `path`. Returns it with its tree, which has the shape of `like`, a tree on [`Device::Meta`], and
-    /// can be accessed while the slot is [borrowed](Self::borrow).
+    /// Opens the slot at `path`. Returns it with its tree, which has the shape of `like`, a tree on [`Device::Meta`],
+    /// and can be accessed while the slot is [borrowed](Self::borrow).
     pub fn open(path: &Path, memory: &Memory, like: Params) -> Result<(Lent, Params)> {
         let slot = LentSlot::open(path, &layout(&like).0)?;
         let params = like.in_memory(&slot.memory(memory)?);

@@ -23,6 +23,7 @@ use crate::models::ModelVersion;
 use crate::request::{Drawn, Request, RequestId, RolloutGroup, SequenceId};
 use crate::sequence::{Alternatives, Role, Sequence, State};
 use model::{Capacity, Updates};
+use serde::{Deserialize, Serialize};
 use slab::Slab;
 use std::collections::VecDeque;
 use std::ops::Sub;
@@ -94,7 +95,7 @@ pub(crate) struct Limits {
 }
 
 /// Counts and times of the engine's work so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// The number of computed tokens: the rows of all steps.
     pub computed_tokens: u64,
@@ -138,6 +139,22 @@ impl Counters {
         };
         *steps += 1;
         *total += time;
+    }
+}
+
+impl Counters {
+    /// Adds the counts, but not the times, of an engine that ran at the same time.
+    pub fn add_counts(&mut self, other: &Counters) {
+        self.computed_tokens += other.computed_tokens;
+        self.cached_tokens += other.cached_tokens;
+        self.preemptions += other.preemptions;
+        self.prefill_steps += other.prefill_steps;
+        self.decode_steps += other.decode_steps;
+        self.decode_passes += other.decode_passes;
+        self.decoded_tokens += other.decoded_tokens;
+        self.drafted_tokens += other.drafted_tokens;
+        self.accepted_tokens += other.accepted_tokens;
+        self.draft_passes += other.draft_passes;
     }
 }
 

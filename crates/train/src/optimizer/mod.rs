@@ -129,7 +129,7 @@ impl Optimizer {
     }
 
     /// Leaves all parameters but the part of rank 0 to other ranks, and moves the state, which is zeros, to slots that
-    /// they access at the returned paths ([`of_rank`](Self::of_rank)). In a plan, counts only the part of rank 0.
+    /// they access at the returned paths ([`for_rank`](Self::for_rank)). In a plan, counts only the part of rank 0.
     pub(crate) fn divide(
         &mut self,
         memory: &Memory,
@@ -158,7 +158,7 @@ impl Optimizer {
 
     /// The optimizer of a rank other than 0, which updates its part in the slots at `paths`, that rank 0
     /// [lends](Self::divide).
-    pub(crate) fn of_rank(
+    pub(crate) fn for_rank(
         memory: &Memory,
         model: &ModelConfig,
         adapter: Option<&LoraConfig>,

@@ -23,11 +23,11 @@ impl Part {
     pub(crate) fn of(trained: &Params, is_unit: impl Fn(&ParamSpec) -> bool, rank: usize, world_size: usize) -> Part {
         let tensors: Vec<(usize, bool)> =
             trained.tensors().iter().zip(trained.specs()).map(|(tensor, spec)| (tensor.len(), is_unit(spec))).collect();
-        Part::of_lengths(&tensors, rank, world_size)
+        Part::from_lengths(&tensors, rank, world_size)
     }
 
     /// As [`of`](Self::of), for tensors with these numbers of elements, of which some are not cut.
-    fn of_lengths(tensors: &[(usize, bool)], rank: usize, world_size: usize) -> Part {
+    fn from_lengths(tensors: &[(usize, bool)], rank: usize, world_size: usize) -> Part {
         let all = tensors.iter().map(|(len, _)| len).sum::<usize>().max(1);
         let mut before = 0;
         let mut range_of = |&(len, is_unit): &(usize, bool)| {
@@ -68,7 +68,7 @@ mod tests {
         let tensors = [(10 * CHUNK + 5, false), (64, false), (0, false), (4 * CHUNK + 100, true), (7 * CHUNK, false)];
         let all: usize = tensors.iter().map(|(len, _)| len).sum();
         for world_size in [1, 2, 4, 8, 64] {
-            let parts: Vec<Part> = (0..world_size).map(|rank| Part::of_lengths(&tensors, rank, world_size)).collect();
+            let parts: Vec<Part> = (0..world_size).map(|rank| Part::from_lengths(&tensors, rank, world_size)).collect();
             for (i, (len, is_unit)) in tensors.iter().enumerate() {
                 let mut end = 0;
                 for range in parts.iter().map(|part| &part.0[i]).filter(|range| !range.is_empty()) {

@@ -10,7 +10,7 @@ use crate::{Error, Result};
 use kernels::{Context, Device, Memory};
 use model::weights::{NextParams, Sharing};
 use model::{Grads, GroupId, ModelConfig, StopCheck, Trainable, Updates};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The slots of shared memory that this process lends to other ranks.
@@ -118,7 +118,7 @@ impl Trainer {
 
     /// Divides each step among this process and other ranks, for a trainer that was [divided](Self::divide). `ctx` has
     /// all threads, `model` is the configuration of the trained model. The weights must be
-    /// [shared](Self::share_weights) before each gradient.
+    /// [shared](OtherRanks::share_weights) before each gradient.
     pub fn use_ranks(&mut self, ctx: &Context, model: &Arc<ModelConfig>, world: World) -> Result<()> {
         let undivided = || Error::Config("`divide` must be called before `use_ranks`".to_owned());
         let lent = self.state.lent.as_ref().ok_or_else(undivided)?;
@@ -133,10 +133,14 @@ impl Trainer {
         self.state.ranks.is_some()
     }
 
-    /// Lets the other ranks, if there are any, read the weights that were published at `trained`, and frozen base
-    /// weights at `base`. They read them until the gradient is complete.
-    pub fn share_weights(&self, trained: &Path, base: Option<&Path>) -> Result<()> {
-        self.state.ranks.as_ref().map_or(Ok(()), |ranks| ranks.share_weights(trained, base))
+    /// Lets each other rank, if there are any, write its log to the file that `file` returns for it.
+    pub fn open_rank_logs(&self, file: &dyn Fn(usize) -> PathBuf) -> Result<()> {
+        self.state.ranks.as_ref().map_or(Ok(()), |ranks| ranks.open_logs(file))
+    }
+
+    /// The rank that has failed or was lost.
+    pub fn failed_rank(&self) -> Option<usize> {
+        self.state.ranks.as_ref().and_then(|ranks| ranks.failed())
     }
 
     /// The ranks that divide the steps, for work besides training.

@@ -63,8 +63,14 @@ impl Compute<'_> {
                 let own = first..first + group.completions.len();
                 first = own.end;
                 let is_here = own.clone().all(|i| found[i].is_some() || sequences[i].completion.is_empty());
-                let is_kept = |group: GroupId| elsewhere(share(place), group).unwrap_or(is_here);
-                match sequences[own.start].source.sample().filter(|sample| is_kept(sample.group)) {
+                let sample = |i: usize| sequences[i].source.sample();
+                let is_there = |i: usize| elsewhere(share(place), sample(i)?.group);
+                // Neighbouring groups with the same prompt are one group here.
+                let is_kept = match is_there(own.start) {
+                    None => is_here,
+                    Some(_) => own.clone().all(|i| is_there(i) == Some(true)),
+                };
+                match sample(own.start).filter(|_| is_kept) {
                     Some(sample) if is_checked(sample.group) => Origin::Compared(place),
                     Some(_) => Origin::Kept,
                     None => Origin::Computed,
@@ -82,8 +88,8 @@ impl Compute<'_> {
 }
 
 impl<'a> Planned<'a> {
-    /// A micro-batch that a rank computes for rank 0, without empty completions, whose groups have these numbers. If
-    /// all rows of its sequences are `kept`, they are used; otherwise the micro-batch is computed.
+    /// A micro-batch that a rank computes for rank 0, without empty completions, each of which belongs to one of these
+    /// `groups`. If all rows of its sequences are `kept`, they are used; otherwise the micro-batch is computed.
     pub(super) fn kept_or_computed(
         micro: MicroBatch<'a>,
         share: usize,
@@ -91,12 +97,11 @@ impl<'a> Planned<'a> {
         (kept, sampled_with): (Option<&'a KeptRollout>, (Version, f64)),
     ) -> Planned<'a> {
         let find = |kept: &'a KeptRollout| {
-            let numbered = micro.groups().zip(groups);
-            let sequences = numbered
-                .flat_map(|((group, _), number)| group.completions.iter().map(move |own| (group.prompt, number, own)));
-            sequences.map(|(prompt, &number, own)| kept.find(sampled_with, number, prompt, own)).collect()
+            let sequences =
+                micro.groups().flat_map(|(group, _)| group.completions.iter().map(|own| (group.prompt, own)));
+            sequences.zip(groups).map(|((prompt, own), &group)| kept.find(sampled_with, group, prompt, own)).collect()
         };
-        let found: Option<Vec<_>> = kept.filter(|_| groups.len() == micro.groups().count()).and_then(find);
+        let found: Option<Vec<_>> = kept.filter(|_| groups.len() == micro.scored().count()).and_then(find);
         let origin = match &found {
             None => Origin::Computed,
             Some(_) if compares => Origin::Compared(0),

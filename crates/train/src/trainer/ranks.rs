@@ -9,9 +9,9 @@
 //!
 //! The ranks' gradients are added as the balanced binary tree of the shares: first that of each odd rank to that of the
 //! rank before, then that of every fourth rank from 2 on to that of two ranks before, and so on. Each rank adds the
-//! elements of its part of the parameters, in place, in shared memory, and sums their squares; rank 0 adds these sums in
-//! order for the gradient norm. Then each rank takes the optimizer step on its part: it writes the weights in the slot of
-//! rank 0, and the optimizer's state ([`slots`]).
+//! elements of its part of the parameters, in place, in shared memory, and sums their squares; rank 0 adds these sums
+//! in order for the gradient norm. Then each rank takes the optimizer step on its part: it writes the weights in the
+//! slot of rank 0, and the optimizer's state ([`slots`]).
 //!
 //! Between steps, the ranks can do [other work](OtherWork) with the weights, such as generation.
 
@@ -40,7 +40,7 @@ use kernels::ops::grad_norm;
 use kernels::{Context, DType};
 use model::weights::NextParams;
 use model::{Grads, GroupId, LoraConfig, ModelConfig, StopCheck, Updates};
-use protocol::{DropoutOfPass, ModelRequest, Pass, Reply, Request, Start, bits, doubles, floats, message, value};
+use protocol::{DropoutOfPass, ModelRequest, Ops, Pass, Reply, Request, Start, bits, doubles, floats};
 use ranks::{Message, Peers};
 use serde::Serialize;
 use slots::{Opened, gradient_shape, reduce};
@@ -48,7 +48,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// The other ranks of a training run, as rank 0 sees them.
 pub(super) struct Ranks {
@@ -59,6 +59,8 @@ pub(super) struct Ranks {
     adapter: Option<LoraConfig>,
     /// The number of shares of a step.
     shares: usize,
+    /// The first rank that reported a failure.
+    failed: OnceLock<usize>,
     /// The number of steps begun, including cancelled ones.
     begun: AtomicU64,
     /// The slots with the gradients of other ranks.
@@ -122,6 +124,7 @@ impl Ranks {
             model: model.clone(),
             adapter: config.adapter.clone(),
             shares: config.gradient_shares,
+            failed: OnceLock::new(),
             begun: AtomicU64::new(0),
             opened: Mutex::default(),
             kept: Mutex::default(),
@@ -168,6 +171,25 @@ impl Ranks {
     /// Whether a rank is lost.
     pub(super) fn lost(&self) -> &ranks::Lost {
         self.world.peers.lost()
+    }
+
+    /// The rank that has failed or was lost.
+    pub(super) fn failed(&self) -> Option<usize> {
+        self.failed.get().copied().or_else(|| self.lost().rank())
+    }
+
+    /// Lets each other rank write its log to the file that `file` returns for it.
+    pub(super) fn open_logs(&self, file: &dyn Fn(usize) -> PathBuf) -> Result<()> {
+        for rank in 1..self.world_size() {
+            self.send(rank, Request::Log { file: file(rank) }, Vec::new())?;
+        }
+        for rank in 1..self.world_size() {
+            match self.receive(rank, &|| false)? {
+                (Reply::Logs, _) => {}
+                (reply, _) => return Err(self.unexpected(rank, &reply)),
+            }
+        }
+        Ok(())
     }
 
     /// The number of ranks.
@@ -275,7 +297,8 @@ impl Ranks {
         let request = |Planned { micro, share, origin, .. }: &Planned<'_>| {
             let samples = || micro.scored().map(|i| (before + i) as u32).collect();
             let dropout = dropout.map(|step| DropoutOfPass { step, samples: samples(), second: loss.is_policy() });
-            let groups = micro.groups().filter_map(|(_, own)| Some(sequences[own.start].source.sample()?.group));
+            // A micro-batch's group has several of these groups, if they have the same prompt.
+            let groups = micro.scored().filter_map(|i| Some(sequences[i].source.sample()?.group));
             let kept = match origin {
                 Origin::Computed => None,
                 Origin::Kept => Some((groups.collect(), false)),
@@ -315,14 +338,17 @@ impl Ranks {
         Ok((all, sums))
     }
 
-    /// Adds the gradients of all ranks to `grads`, the complete gradient of rank 0, which is in the slot `own`. Each rank
-    /// adds those of its part of the parameters; that of rank 0 is `part`. Returns the gradient norm.
+    /// Adds the gradients of all ranks to `grads`, the complete gradient of rank 0, which is in the slot `own`. Each
+    /// rank adds those of its part of the parameters; that of rank 0 is `part`. Returns the gradient norm.
     pub(super) fn reduce(&self, own: &Path, grads: &mut Grads, part: &Part, stop: &StopCheck) -> Result<[f32; 2]> {
         self.send_all(&Request::Finish)?;
         let mut gradients = vec![own.to_owned()];
         for rank in 1..self.world_size() {
             match self.receive(rank, &|| stop.is_requested())? {
-                (Reply::Finished { gradient }, _) => gradients.push(gradient),
+                (Reply::Finished { gradient, ops }, _) => {
+                    ops.count();
+                    gradients.push(gradient);
+                }
                 (reply, _) => return Err(self.unexpected(rank, &reply)),
             }
         }
@@ -333,15 +359,18 @@ impl Ranks {
         let mut sums = reduce(&self.ctx, &mut opened, &gradients, (0, &mut grads.params), part, like)?;
         for rank in 1..self.world_size() {
             match self.receive(rank, &|| false)? {
-                (Reply::Reduced, numbers) => sums.extend(doubles(&numbers)),
+                (Reply::Reduced { ops }, numbers) => {
+                    ops.count();
+                    sums.extend(doubles(&numbers));
+                }
                 (reply, _) => return Err(self.unexpected(rank, &reply)),
             }
         }
-        Ok(grad_norm::of_chunks(&sums))
+        Ok(grad_norm::from_chunks(&sums))
     }
 
-    /// Takes the optimizer step from the complete gradient: each rank on its part of the parameters, and rank 0 by `own`.
-    /// If it fails, the weights are those of no step.
+    /// Takes the optimizer step from the complete gradient: each rank on its part of the parameters, and rank 0 by
+    /// `own`. If it fails, the weights are those of no step.
     pub(super) fn step(
         &self,
         next: &mut NextParams<'_>,
@@ -355,7 +384,7 @@ impl Ranks {
         own(&self.ctx, next)?;
         for rank in 1..self.world_size() {
             match self.receive(rank, &|| false)? {
-                (Reply::Stepped, _) => {}
+                (Reply::Stepped { ops }, _) => ops.count(),
                 (reply, _) => return Err(self.unexpected(rank, &reply)),
             }
         }
@@ -370,7 +399,7 @@ impl Ranks {
 
     fn send(&self, rank: usize, request: Request, numbers: Vec<u32>) -> Result<()> {
         let request = ModelRequest { model: self.world.model, request };
-        Ok(self.world.peers.send(rank, &Message { numbers, ..message(&request)? })?)
+        Ok(self.world.peers.send(rank, &Message::json(&request, numbers)?)?)
     }
 
     fn send_all(&self, request: &Request) -> Result<()> {
@@ -385,8 +414,11 @@ impl Ranks {
 
     /// The reply in a message of `rank`, with its numbers.
     fn reply(&self, rank: usize, message: Message) -> Result<(Reply, Vec<u32>)> {
-        match value(&message)? {
-            Reply::Failed { why } => Err(Error::Rank(format!("{} failed: {why}", self.name(rank)))),
+        match message.value()? {
+            Reply::Failed { why } => {
+                let _ = self.failed.set(rank);
+                Err(Error::Rank(format!("{} failed: {why}", self.name(rank))))
+            }
             reply => Ok((reply, message.numbers)),
         }
     }
@@ -398,6 +430,13 @@ impl Ranks {
     fn unexpected(&self, rank: usize, reply: &impl Serialize) -> Error {
         let reply = serde_json::to_string(reply).unwrap_or_default();
         Error::Rank(format!("{} sent an unexpected reply: {reply}", self.name(rank)))
+    }
+}
+
+impl Ops {
+    /// Adds the operations to those that this thread has counted.
+    fn count(self) {
+        kernels::context::count(self.flops, self.bytes);
     }
 }
 

@@ -23,6 +23,8 @@ pub(in crate::memory) struct Lent {
     map: MmapRaw,
     head: Head,
     borrowed: AtomicBool,
+    /// Whether the slot's memory was already handed out.
+    taken: AtomicBool,
 }
 
 impl Lent {
@@ -49,12 +51,16 @@ impl LentSlot {
         if map.len() < head.data + head.bytes {
             return Err(place.error("the file is shorter than its header says".into()));
         }
-        Ok(LentSlot(Arc::new(Lent { place, map, head, borrowed: AtomicBool::new(false) })))
+        let [borrowed, taken] = [false, false].map(AtomicBool::new);
+        Ok(LentSlot(Arc::new(Lent { place, map, head, borrowed, taken })))
     }
 
-    /// A [`Memory`] whose allocations are the slot's bytes, in the order in which the writer allocated them. They can be
-    /// accessed while the slot is borrowed.
+    /// A [`Memory`] whose allocations are the slot's bytes, in the order in which the writer allocated them. They can
+    /// be accessed while the slot is borrowed. Fails on the second call.
     pub fn memory(&self, memory: &Memory) -> Result<Memory> {
+        if self.0.taken.swap(true, Ordering::SeqCst) {
+            return Err(self.0.place.error("the slot's memory was already handed out".into()));
+        }
         memory.in_slot(Arena::new(Hold::Lent(self.0.clone())))
     }
 

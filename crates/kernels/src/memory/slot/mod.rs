@@ -11,9 +11,9 @@
 //! - A reader's memory comes from a [`Pin`], which is a shared lock. It is read-only. Every tensor in it keeps the pin.
 //! - A writer's memory is writable while the writer holds the exclusive lock, which [`SlotWriter::publish`] releases.
 //!   `publish` takes the slot's tensors by exclusive reference, so no other code is still writing to them.
-//! - While a writer holds the exclusive lock, it can lend the slot to processes that work for it ([`LentSlot`]): each of
-//!   them then reads and writes elements that no other one accesses, as they agree by messages. Readers cannot pin the
-//!   slot until the writer publishes it, also if the writer dies.
+//! - While a writer holds the exclusive lock, it can lend the slot to processes that work for it ([`LentSlot`]): each
+//!   of them then reads and writes elements that no other one accesses, as they agree by messages. Readers cannot pin
+//!   the slot until the writer publishes it, also if the writer dies.
 //!
 //! A process of the same user that ignores these rules (it maps a file of `weights_dir` for writing, or debugs the
 //! writer) can change the numbers that a reader sees. With a memfd that is not lent, only a debugger can do this: the

@@ -306,6 +306,8 @@ fn a_lent_slot_is_written_by_others_while_its_writer_has_locked_it() {
     let mut own = Tensor::zeros(&slot.memory(&memory).unwrap(), &[16], DType::F32);
     let lent = LentSlot::open(slot.path(), "l\n").unwrap();
     let mut theirs = Tensor::zeros(&lent.memory(&memory).unwrap(), &[16], DType::F32);
+    let why = lent.memory(&memory).err().unwrap().to_string();
+    assert!(why.ends_with(": the slot's memory was already handed out"), "{why}");
     let refused = |work: &mut dyn FnMut()| {
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_err().downcast::<&str>().unwrap()
     };

@@ -10,7 +10,7 @@ use crate::{View, ViewMut};
 pub const CHUNK: usize = 1 << 16;
 
 pub(super) fn global(cpu: &Cpu, grads: &[View<'_>], out: ViewMut<'_>) {
-    out.f32(cpu).copy_from_slice(&super::of_chunks(&sums(cpu, grads)));
+    out.f32(cpu).copy_from_slice(&super::from_chunks(&sums(cpu, grads)));
 }
 
 /// The sum of squares of each chunk.

@@ -30,8 +30,7 @@ pub fn global(ctx: &Context, grads: &[View<'_>], out: ViewMut<'_>) -> Result<()>
     for grad in grads {
         expect(OP, "a gradient", *grad, DType::F32, grad.shape())?;
     }
-    let elements: usize = grads.iter().map(|g| g.shape().iter().product::<usize>()).sum();
-    count(2 * elements as u64, (size_of::<f32>() * elements) as u64);
+    count_squares(grads);
     match ctx.backend() {
         Backend::Cpu(cpu) => cpu::global(cpu, grads, out),
         Backend::Cuda(cuda) => cuda::global(cuda, grads, out)?,
@@ -39,21 +38,28 @@ pub fn global(ctx: &Context, grads: &[View<'_>], out: ViewMut<'_>) -> Result<()>
     Ok(())
 }
 
-/// The sum of squares of each chunk of `grads` (f32 tensors of any shape), in order, for [`of_chunks`]. Several processes
-/// can compute the chunks of one gradient, if they divide it where a tensor's chunks of [`CHUNK`] elements begin.
+/// The sum of squares of each chunk of `grads` (f32 tensors of any shape), in order, for [`from_chunks`]. Several
+/// processes can compute the chunks of one gradient, if they divide it where a tensor's chunks of [`CHUNK`] elements
+/// begin.
 pub fn sums_of_chunks(ctx: &Context, grads: &[View<'_>]) -> Result<Vec<f64>> {
     const OP: &str = "grad_norm::sums_of_chunks";
     for grad in grads {
         expect(OP, "a gradient", *grad, DType::F32, grad.shape())?;
     }
+    count_squares(grads);
     match ctx.backend() {
         Backend::Cpu(cpu) => Ok(cpu::sums(cpu, grads)),
         Backend::Cuda(_) => Err(Error::Value { op: OP, message: "the gradient must be on the CPU".to_owned() }),
     }
 }
 
+fn count_squares(grads: &[View<'_>]) {
+    let elements: usize = grads.iter().map(|g| g.shape().iter().product::<usize>()).sum();
+    count(2 * elements as u64, (size_of::<f32>() * elements) as u64);
+}
+
 /// The norm, as [`global`] writes it, of a gradient whose chunks have these sums of squares.
-pub fn of_chunks(sums: &[f64]) -> [f32; 2] {
+pub fn from_chunks(sums: &[f64]) -> [f32; 2] {
     let norm = sums.iter().sum::<f64>().sqrt() as f32;
     // The square of an f32 cannot overflow an f64. So the norm is finite if and only if all elements are finite and the
     // norm fits an f32.

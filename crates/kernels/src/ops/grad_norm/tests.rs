@@ -37,9 +37,9 @@ fn the_norm_of_chunks_that_several_processes_sum_has_the_same_bits() {
         let first = sums(&[gradient.rows(0..cut * CHUNK)]);
         let rest = sums(&[gradient.rows(cut * CHUNK..3 * CHUNK + 5), other.view()]);
         assert_eq!((first.len(), rest.len()), (cut, 5 - cut));
-        assert_eq!(of_chunks(&[first, rest].concat()).map(f32::to_bits), [whole[0], whole[1]].map(f32::to_bits));
+        assert_eq!(from_chunks(&[first, rest].concat()).map(f32::to_bits), [whole[0], whole[1]].map(f32::to_bits));
     }
-    assert_eq!((of_chunks(&[]), of_chunks(&[1e80])), ([0.0, 1.0], [f32::INFINITY, 0.0]));
+    assert_eq!((from_chunks(&[]), from_chunks(&[1e80])), ([0.0, 1.0], [f32::INFINITY, 0.0]));
 }
 
 #[test]

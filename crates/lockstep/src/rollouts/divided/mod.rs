@@ -17,9 +17,10 @@ use crate::data::prompts::Prompt;
 use anyhow::{Context as _, bail};
 use model::kept::RolloutActivations;
 use model::{AdaptedWeights, ModelView, Updates};
-use protocol::{Reply, Request, bytes, numbers, text, value};
+use protocol::{Reply, Request, add_text, bytes, numbers};
+use ranks::Message;
 use rewards::Content;
-use rollout::{Drive, Engine, EngineConfig, Outcome, RolloutGroup, SamplingParams};
+use rollout::{Counters, Drive, Engine, Outcome, RolloutGroup, SamplingParams, Speculative};
 use serde_json::Map;
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,6 +41,16 @@ pub struct DividedEngine {
     kept: Option<u64>,
     /// The number of tokens that other ranks generated so far.
     tokens: u64,
+    /// The counts of their engines in the last call.
+    counters: Counters,
+    /// For each rank, the completions of others since its last call; none without speculative decoding.
+    texts: Option<Vec<Vec<u32>>>,
+}
+
+/// Lets other ranks read the published weights: for the next generation, or until the gradient is complete.
+pub fn share(ranks: &OtherRanks, weights: &AdaptedWeights) -> anyhow::Result<()> {
+    let published = weights.published_at().context("the weights must be published before ranks read them")?;
+    Ok(ranks.share_weights(published, weights.shared_base.as_deref())?)
 }
 
 /// The work of another rank in a call.
@@ -52,25 +63,30 @@ struct Part {
 }
 
 impl DividedEngine {
-    /// Builds an engine on each other rank, of the same sizes as rank 0's.
-    pub fn new(ranks: OtherRanks, sizes: &EngineConfig, division: &Division) -> anyhow::Result<DividedEngine> {
+    /// Builds an engine on each other rank, of the same sizes and with the same drafts as that of rank 0.
+    pub fn new(ranks: OtherRanks, engine: &Engine, division: &Division) -> anyhow::Result<DividedEngine> {
         // A launcher may start the ranks in other directories.
         let tokenizer = std::path::absolute(&division.tokenizer)?;
         let (groups_per_step, division) = (division.groups_per_step, Division { tokenizer, ..division.clone() });
-        let request = text(&Request::Build { sizes: sizes.clone(), division });
+        let (sizes, drafts) = (engine.config().clone(), engine.drafts());
+        let drafted = sizes.speculative != Speculative::Off;
+        let request = Request::Build { sizes, division, drafts: drafts.len() };
+        let request = Message::json(&request, numbers(&drafts))?;
         for rank in 1..ranks.world_size() {
-            ranks.send(rank, request.clone(), Vec::new())?;
+            ranks.send(rank, request.clone())?;
         }
         for rank in 1..ranks.world_size() {
-            let (reply, _) = loop {
+            let reply = loop {
                 match ranks.try_receive(rank)? {
                     Some(reply) => break reply,
                     None => std::thread::sleep(POLL_INTERVAL),
                 }
             };
-            let Reply::Ready = value(&reply)? else { bail!("rank {rank} sent an unexpected reply: {reply}") };
+            let Reply::Ready = reply.value()? else { bail!("rank {rank} sent an unexpected reply: {}", reply.text) };
         }
-        Ok(DividedEngine { ranks, groups_per_step, calls: 0, kept: None, tokens: 0 })
+        let texts = drafted.then(|| vec![Vec::new(); ranks.world_size()]);
+        let counters = Counters::default();
+        Ok(DividedEngine { ranks, groups_per_step, calls: 0, kept: None, tokens: 0, counters, texts })
     }
 
     /// The number of tokens that other ranks generated so far.
@@ -78,14 +94,18 @@ impl DividedEngine {
         self.tokens
     }
 
-    /// Lets the other ranks read the current weights, for the next call.
-    pub fn share(&self, weights: &AdaptedWeights) -> anyhow::Result<()> {
-        let published = weights.published_at().context("the weights must be published before ranks generate")?;
-        Ok(self.ranks.share_weights(published, weights.shared_base.as_deref())?)
+    /// The counts of the engines of other ranks in the last call.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// The other ranks.
+    pub fn ranks(&self) -> &OtherRanks {
+        &self.ranks
     }
 
     /// Generates the completions of these requests with the current weights, which must be
-    /// [shared](Self::share). `engine` is rank 0's; if it keeps activations, they are `activations`, and other ranks
+    /// [shared](share). `engine` is rank 0's; if it keeps activations, they are `activations`, and other ranks
     /// keep those of their groups. Like [`Engine::generate_with`].
     pub fn generate_with(
         &mut self,
@@ -96,6 +116,7 @@ impl DividedEngine {
         mut on_end: impl FnMut(&RolloutGroup),
     ) -> anyhow::Result<Vec<RolloutGroup>> {
         self.calls += 1;
+        self.counters = Counters::default();
         let keeps = activations.map(|activations| activations.lock().generation());
         if keeps.is_some() && keeps != self.kept {
             self.ranks.forget_kept();
@@ -103,7 +124,7 @@ impl DividedEngine {
         }
         let mut parts: Vec<Part> = (1..self.ranks.world_size()).map(|_| Part::default()).collect();
         let mut groups: Vec<Option<RolloutGroup>> = requests.iter().map(|_| None).collect();
-        let (all, mut drive) = (requests.len(), Drive::new(engine));
+        let (all, mut drive) = (requests.len(), Drive::new(&mut *engine));
         let updates = model.version().trained();
         let mut own = Vec::new();
         for (place, request) in requests.into_iter().enumerate() {
@@ -119,9 +140,11 @@ impl DividedEngine {
             part.is_done = part.jobs.is_empty();
             if !part.is_done {
                 let jobs: Vec<Vec<u8>> = part.jobs.iter().map(GroupJob::to_bytes).collect();
-                let request =
-                    Request::Generate { number: self.calls, jobs: jobs.iter().map(Vec::len).collect(), keeps };
-                self.ranks.send(rank, text(&request), numbers(&jobs.concat()))?;
+                let texts = self.texts.as_mut().map_or(Vec::new(), |texts| std::mem::take(&mut texts[rank]));
+                let texts: Vec<u8> = texts.iter().flat_map(|id| id.to_le_bytes()).collect();
+                let lengths = jobs.iter().map(Vec::len).collect();
+                let request = Request::Generate { number: self.calls, jobs: lengths, texts: texts.len(), keeps };
+                self.ranks.send(rank, Message::json(&request, numbers(&[jobs.concat(), texts].concat()))?)?;
             }
         }
         let mut take = |place: usize, group: RolloutGroup| {
@@ -151,7 +174,25 @@ impl DividedEngine {
             drive.cancel_of(|_| true);
         }
         generated?;
-        groups.into_iter().collect::<Option<_>>().context("a rank has not generated all of its groups")
+        let groups: Option<Vec<_>> = groups.into_iter().collect();
+        let groups = groups.context("a rank has not generated all of its groups")?;
+        self.share_texts(engine, &groups);
+        Ok(groups)
+    }
+
+    /// With speculative decoding, lets each rank draft from the completions of the others.
+    fn share_texts(&mut self, engine: &mut Engine, groups: &[RolloutGroup]) {
+        let Some(texts) = &mut self.texts else { return };
+        for (place, group) in groups.iter().enumerate() {
+            let from = rank_of(place, groups.len(), self.groups_per_step, texts.len());
+            let completions = || group.completions.iter().map(|completion| &completion.ids[..]);
+            if from != 0 {
+                engine.remember(&group.prompt.ids, completions());
+            }
+            for (_, text) in texts.iter_mut().enumerate().skip(1).filter(|(rank, _)| *rank != from) {
+                add_text(text, &group.prompt.ids, completions());
+            }
+        }
     }
 
     /// Takes the groups that have arrived from other ranks. Returns whether there were messages.
@@ -159,14 +200,14 @@ impl DividedEngine {
         let mut received = false;
         for (rank, part) in (1..).zip(parts) {
             while !part.is_done
-                && let Some((reply, sent)) = self.ranks.try_receive(rank)?
+                && let Some(reply) = self.ranks.try_receive(rank)?
             {
                 received = true;
-                match value(&reply)? {
+                match reply.value()? {
                     // Replies to a cancelled call may arrive first.
-                    Reply::Group { number, .. } | Reply::Done { number } if number != self.calls => {}
+                    Reply::Group { number, .. } | Reply::Done { number, .. } if number != self.calls => {}
                     Reply::Group { bytes: length, kept, .. } => {
-                        let answer = &bytes(&sent, &[length])?[0];
+                        let answer = &bytes(&reply.numbers, &[length])?[0];
                         let (place, before, group) =
                             part.group(answer).with_context(|| format!("the answer of rank {rank}"))?;
                         if kept {
@@ -176,8 +217,11 @@ impl DividedEngine {
                         self.tokens += tokens.saturating_sub(before) as u64;
                         take(place, group);
                     }
-                    Reply::Done { .. } => part.is_done = true,
-                    Reply::Ready => bail!("rank {rank} sent an unexpected reply: {reply}"),
+                    Reply::Done { counters, .. } => {
+                        part.is_done = true;
+                        self.counters.add_counts(&counters);
+                    }
+                    Reply::Ready => bail!("rank {rank} sent an unexpected reply: {}", reply.text),
                 }
             }
         }

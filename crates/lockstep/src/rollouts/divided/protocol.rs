@@ -2,20 +2,21 @@
 //! workers, and are sent as the numbers of a message.
 
 use anyhow::Context as _;
-use rollout::EngineConfig;
-use serde::de::DeserializeOwned;
+use rollout::{Counters, EngineConfig};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
 /// A request of rank 0.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Request {
-    /// Builds an engine of these sizes. The reply is [`Reply::Ready`].
-    Build { sizes: EngineConfig, division: Division },
+    /// Builds an engine of these sizes. The bytes are those of [`rollout::Engine::drafts`], of this length. The reply
+    /// is [`Reply::Ready`].
+    Build { sizes: EngineConfig, division: Division, drafts: usize },
     /// Generates the groups of jobs with the shared weights. `jobs` has the number of bytes of each job. If `keeps` is
-    /// set, the rank keeps their activations, and drops those of other generations than this one. The replies are a
-    /// [`Reply::Group`] for each job as soon as it is done, and [`Reply::Done`]; they have the same number.
-    Generate { number: u64, jobs: Vec<usize>, keeps: Option<u64> },
+    /// set, the rank keeps their activations, and drops those of other generations than this one. The last `texts`
+    /// bytes are completions of other ranks, for drafts. The replies are a [`Reply::Group`] for each job as soon as it
+    /// is done, and [`Reply::Done`]; they have the same number.
+    Generate { number: u64, jobs: Vec<usize>, texts: usize, keeps: Option<u64> },
 }
 
 /// How generation is divided.
@@ -41,19 +42,31 @@ pub(super) enum Reply {
         bytes: usize,
         kept: bool,
     },
+    /// All jobs are done. The counts are those of the rank's engine.
     Done {
         number: u64,
+        counters: Counters,
     },
 }
 
-/// A request or a reply as text.
-pub(super) fn text(value: &impl Serialize) -> String {
-    serde_json::to_string(value).expect("plain data")
+/// Adds a prompt and its longest completion to `texts`, unless the completion is empty.
+pub(super) fn add_text<'a>(texts: &mut Vec<u32>, prompt: &[u32], completions: impl Iterator<Item = &'a [u32]>) {
+    let Some(longest) = completions.max_by_key(|ids| ids.len()).filter(|ids| !ids.is_empty()) else { return };
+    texts.extend([prompt.len() as u32, longest.len() as u32]);
+    texts.extend(prompt.iter().chain(longest));
 }
 
-/// The request or reply of a text.
-pub(super) fn value<T: DeserializeOwned>(text: &str) -> anyhow::Result<T> {
-    serde_json::from_str(text).context("a message about generation cannot be read")
+/// The prompts and completions of [`add_text`], up to the first that is incomplete.
+pub(super) fn texts(mut rest: &[u32]) -> Vec<(&[u32], &[u32])> {
+    let mut found = Vec::new();
+    while let [prompt, completion, ids @ ..] = rest
+        && let Some((prompt, ids)) = ids.split_at_checked(*prompt as usize)
+        && let Some((completion, ids)) = ids.split_at_checked(*completion as usize)
+    {
+        found.push((prompt, completion));
+        rest = ids;
+    }
+    found
 }
 
 /// Bytes as the numbers of a message.
@@ -83,6 +96,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_longest_completion_of_each_prompt_is_a_text() {
+        let mut all = Vec::new();
+        add_text(&mut all, &[1, 2], [&[3][..], &[4, 5], &[]].into_iter());
+        add_text(&mut all, &[6], [&[][..]].into_iter());
+        add_text(&mut all, &[7], [&[8][..]].into_iter());
+        assert_eq!(texts(&all), [(&[1, 2][..], &[4, 5][..]), (&[7], &[8])]);
+        assert_eq!(texts(&all[..all.len() - 1]), [(&[1, 2][..], &[4, 5][..])]);
+        assert!(texts(&[]).is_empty() && texts(&[1]).is_empty());
+    }
+
+    #[test]
     fn bytes_sent_as_numbers_are_unchanged() {
         let parts = [vec![1, 2, 3, 4, 5], vec![], vec![255], vec![0; 9]];
         let lengths = parts.each_ref().map(Vec::len);
@@ -92,13 +116,5 @@ mod tests {
         assert_eq!(bytes(&[], &[]).unwrap(), Vec::<Vec<u8>>::new());
         let error = bytes(&sent[..3], &lengths).unwrap_err().to_string();
         assert_eq!(error, "a message about generation is too short");
-    }
-
-    #[test]
-    fn a_message_of_another_build_is_an_error() {
-        let reply = value(&text(&Reply::Group { number: 3, bytes: 7, kept: true })).unwrap();
-        assert!(matches!(reply, Reply::Group { number: 3, bytes: 7, kept: true }));
-        let error = format!("{:#}", value::<Request>(r#"{"Dance": 3}"#).unwrap_err());
-        assert!(error.starts_with("a message about generation cannot be read: unknown variant `Dance`"), "{error}");
     }
 }

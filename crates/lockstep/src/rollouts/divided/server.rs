@@ -1,14 +1,16 @@
 //! A rank other than 0: generates the groups of jobs with an engine of its own and the weights that rank 0 shares.
 
-use super::protocol::{Division, Reply, Request, bytes, numbers, text, value};
+use super::protocol::{Division, Reply, Request, bytes, numbers, texts};
 use crate::rollouts::jobs::{GroupAnswer, GroupJob};
 use anyhow::Context as _;
 use model::kept::RolloutActivations;
 use model::{ModelView, Tokenizer};
+use ranks::Message;
 use rollout::Engine;
 use std::path::PathBuf;
 use std::sync::Arc;
-use train::{OtherWork, RankModel, SendReply};
+use std::time::Instant;
+use train::{RankModel, SendReply};
 
 /// The engine of a rank; none before rank 0 asks for it.
 #[derive(Default)]
@@ -22,52 +24,54 @@ struct Built {
     kept: Option<u64>,
 }
 
-impl OtherWork for RankEngine {
-    fn work(
-        &mut self,
-        model: RankModel<'_>,
-        request: &str,
-        sent: &[u32],
-        reply: &SendReply<'_>,
-    ) -> train::Result<(String, Vec<u32>)> {
-        let done = self.answer(model, request, sent, reply);
-        done.map(|reply| (text(&reply), Vec::new())).map_err(|error| train::Error::Rank(format!("{error:#}")))
-    }
-}
-
 impl RankEngine {
-    /// Does the work of a request, and returns its last reply.
-    fn answer(
+    /// Does the work of a request, and returns its last reply. `note` writes to the rank's log.
+    pub fn work(
         &mut self,
         model: RankModel<'_>,
-        request: &str,
-        sent: &[u32],
+        request: &Message,
         reply: &SendReply<'_>,
-    ) -> anyhow::Result<Reply> {
-        match value(request)? {
-            Request::Build { sizes, division: Division { tokenizer, kept_rows, most_rows, .. } } => {
+        note: &dyn Fn(&str),
+    ) -> anyhow::Result<Message> {
+        let (sent, start) = (&request.numbers, Instant::now());
+        match request.value()? {
+            Request::Build { sizes, division: Division { tokenizer, kept_rows, most_rows, .. }, drafts } => {
                 let (memory, rows) = (model.ctx.memory(), sizes.rows());
                 if kept_rows > 0 {
                     let activations = RolloutActivations::new(memory, model.config, kept_rows, rows, most_rows);
                     *model.activations = Some(activations);
                 }
-                let engine = Engine::new(model.ctx, model.config, sizes)?;
+                note(&format!(
+                    "generation: up to {} sequences, {} KV blocks, {kept_rows} tokens with kept activations",
+                    sizes.max_num_seqs, sizes.kv_blocks
+                ));
+                let mut engine = Engine::new(model.ctx, model.config, sizes)?;
+                engine.restore_drafts(&bytes(sent, &[drafts])?[0]);
                 self.0 = Some(Built { engine, tokenizer: Some(tokenizer), kept: None });
-                Ok(Reply::Ready)
+                Ok(Message::json(&Reply::Ready, Vec::new())?)
             }
-            Request::Generate { number, jobs, keeps } => {
+            Request::Generate { number, jobs, texts: text_bytes, keeps } => {
                 let built = self.0.as_mut().context("generation was requested before an engine")?;
                 let weights = model.weights.context("generation was requested before the weights were shared")?;
-                let jobs = bytes(sent, &jobs)?;
-                let jobs = jobs.iter().map(|job| GroupJob::from_bytes(job)).collect::<Result<Vec<_>, _>>()?;
+                let mut parts = bytes(sent, &[jobs, vec![text_bytes]].concat())?;
+                let others = parts.pop().map_or(Vec::new(), |bytes| numbers(&bytes));
+                for (prompt, completion) in texts(&others) {
+                    built.engine.remember(prompt, std::iter::once(completion));
+                }
+                let before = built.engine.counters();
+                let jobs = parts.iter().map(|job| GroupJob::from_bytes(job)).collect::<Result<Vec<_>, _>>()?;
                 let activations = model.activations.clone().filter(|_| keeps.is_some());
                 built.keep(activations.clone(), keeps);
                 built.generate(weights, &jobs, &|answer| {
                     let kept = activations.as_ref().is_some_and(|kept| kept.lock().has(answer.group.group));
                     let answer = answer.to_bytes();
-                    reply(text(&Reply::Group { number, bytes: answer.len(), kept }), numbers(&answer))
+                    let group = Reply::Group { number, bytes: answer.len(), kept };
+                    reply(Message::json(&group, numbers(&answer))?)
                 })?;
-                Ok(Reply::Done { number })
+                let counters = built.engine.counters() - before;
+                let (groups, tokens, seconds) = (jobs.len(), counters.computed_tokens, start.elapsed().as_secs_f64());
+                note(&format!("generation {number}: {groups} groups, {tokens} computed tokens in {seconds:.3} s"));
+                Ok(Message::json(&Reply::Done { number, counters }, Vec::new())?)
             }
         }
     }

@@ -37,7 +37,7 @@ fn steps_on_parts_have_the_bits_of_steps_on_everything() {
             let mut first = Optimizer::new(ctx.memory(), &model, None, config);
             let paths = first.divide(ctx.memory(), &model, None, &Sharing::default(), world_size).unwrap();
             let rank =
-                |rank| Optimizer::of_rank(ctx.memory(), &model, None, config, [rank, world_size], &paths).unwrap();
+                |rank| Optimizer::for_rank(ctx.memory(), &model, None, config, [rank, world_size], &paths).unwrap();
             let mut others: Vec<_> = (1..world_size).map(rank).collect();
             let mut grads = Grads::trained(ctx.memory(), &model, None);
             for step in 0..4u64 {
@@ -49,12 +49,12 @@ fn steps_on_parts_have_the_bits_of_steps_on_everything() {
                 whole.step(&ctx, &mut NextParams::in_place(&mut expected.params), &grads.params, 0.01).unwrap();
                 let sums = |part: &Part| grad_norm::sums_of_chunks(&ctx, &part.views(&grads.params)).unwrap();
                 let parts = std::iter::once(&first).chain(others.iter().map(|(other, _)| other)).map(Optimizer::part);
-                let of_ranks = grad_norm::of_chunks(&parts.flat_map(sums).collect::<Vec<_>>());
-                assert_eq!(f64::from(of_ranks[0]).to_bits(), norm.norm.to_bits());
+                let divided_norm = grad_norm::from_chunks(&parts.flat_map(sums).collect::<Vec<_>>());
+                assert_eq!(f64::from(divided_norm[0]).to_bits(), norm.norm.to_bits());
                 let is_apart = step % 2 == 1;
                 let mut take = |optimizer: &mut Optimizer| {
                     optimizer.steps = step;
-                    optimizer.set_norm(of_ranks);
+                    optimizer.set_norm(divided_norm);
                     let mut next = match is_apart {
                         true => NextParams::apart(&found.params, &mut other.params),
                         false => NextParams::in_place(&mut found.params),

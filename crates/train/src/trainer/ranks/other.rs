@@ -7,6 +7,7 @@ use crate::Result;
 use kernels::Context;
 use model::kept::RolloutActivations;
 use model::{GroupId, ModelConfig, ModelView};
+use ranks::Message;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -47,16 +48,18 @@ impl OtherRanks {
     }
 
     /// Sends work to `rank`, which does it by [`OtherWork::work`].
-    pub fn send(&self, rank: usize, text: String, numbers: Vec<u32>) -> Result<()> {
-        self.0.send(rank, Request::Other(text), numbers)
+    pub fn send(&self, rank: usize, work: Message) -> Result<()> {
+        self.0.send(rank, Request::Other(work.text), work.numbers)
     }
 
-    /// The next reply of `rank`, if it has arrived. Fails if some rank has failed or is lost.
-    pub fn try_receive(&self, rank: usize) -> Result<Option<(String, Vec<u32>)>> {
+    /// The next reply of `rank`, if it has arrived. Fails if some rank has failed or is lost. The calling thread counts
+    /// the operations of the rank.
+    pub fn try_receive(&self, rank: usize) -> Result<Option<Message>> {
         // Replies of a cancelled step may come before.
         while let Some(message) = self.0.world.peers.try_receive(rank)? {
-            if let (Reply::Other(text), numbers) = self.0.reply(rank, message)? {
-                return Ok(Some((text, numbers)));
+            if let (Reply::Other { text, ops }, numbers) = self.0.reply(rank, message)? {
+                ops.count();
+                return Ok(Some(Message { text, numbers }));
             }
         }
         Ok(None)
@@ -76,17 +79,17 @@ pub struct RankModel<'a> {
 }
 
 /// Sends a reply to rank 0.
-pub type SendReply<'a> = dyn Fn(String, Vec<u32>) -> Result<()> + 'a;
+pub type SendReply<'a> = dyn Fn(Message) -> Result<()> + 'a;
 
-/// The work of a rank besides training.
+/// The work of a rank besides training, and its log.
 pub trait OtherWork {
-    /// Does the work that `text` and `numbers` describe. Returns the last reply, which is sent after the weights are
-    /// released; `reply` sends the others.
-    fn work(
-        &mut self,
-        model: RankModel<'_>,
-        text: &str,
-        numbers: &[u32],
-        reply: &SendReply<'_>,
-    ) -> Result<(String, Vec<u32>)>;
+    /// Does the work that a message describes. Returns the last reply, which is sent after the weights are released;
+    /// `reply` sends the others.
+    fn work(&mut self, model: RankModel<'_>, work: &Message, reply: &SendReply<'_>) -> Result<Message>;
+
+    /// Writes the rank's log to this file from now on, beginning with the notes so far.
+    fn open_log(&mut self, file: &Path) -> Result<()>;
+
+    /// Notes an event in the rank's log.
+    fn note(&mut self, text: &str);
 }

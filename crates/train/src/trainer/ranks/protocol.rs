@@ -1,11 +1,9 @@
 //! The messages between rank 0 and the other ranks. The text of a message is a value of these types as JSON; its
 //! numbers are token ids or the bits of f32 numbers.
 
+use crate::OptimizerConfig;
 use crate::trainer::passes::ForwardSums;
-use crate::{Error, OptimizerConfig, Result};
 use model::{GroupId, LoraConfig, MicroBatch, PromptGroup};
-use ranks::Message;
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -60,11 +58,13 @@ pub(super) enum Request {
     Finish,
     /// Adds the gradients of all ranks on the rank's part of the parameters. The reply is [`Reply::Reduced`].
     Reduce { gradients: Vec<PathBuf> },
-    /// Takes the optimizer step on the rank's part of the parameters, from the weights in the first slot to those in the
-    /// second, which may be the same. The reply is [`Reply::Stepped`].
+    /// Takes the optimizer step on the rank's part of the parameters, from the weights in the first slot to those in
+    /// the second, which may be the same. The reply is [`Reply::Stepped`].
     Step { step: PartStep, from: PathBuf, to: PathBuf },
     /// Work besides training, which [`OtherWork`](super::OtherWork) does. All replies are [`Reply::Other`].
     Other(String),
+    /// Opens the rank's log file. The reply is [`Reply::Logs`].
+    Log { file: PathBuf },
 }
 
 /// A rank's answer.
@@ -82,16 +82,32 @@ pub(super) enum Reply {
     /// The gradient of the rank's shares is complete, in this slot.
     Finished {
         gradient: PathBuf,
+        ops: Ops,
     },
     /// The numbers are the sums of squares of the part's chunks, two for each f64.
-    Reduced,
-    Stepped,
+    Reduced {
+        ops: Ops,
+    },
+    Stepped {
+        ops: Ops,
+    },
     /// A reply to [`Request::Other`].
-    Other(String),
+    Other {
+        text: String,
+        ops: Ops,
+    },
+    Logs,
     /// The rank has failed and exits.
     Failed {
         why: String,
     },
+}
+
+/// Floating-point operations and bytes of memory traffic of a rank, since the reply before that has them.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Ops {
+    pub(super) flops: u64,
+    pub(super) bytes: u64,
 }
 
 /// An optimizer step.
@@ -100,7 +116,7 @@ pub(in crate::trainer) struct PartStep {
     pub(in crate::trainer) learning_rate: f64,
     /// Number of steps taken before.
     pub(in crate::trainer) before: u64,
-    /// The gradient norm as bits, in the form of [`kernels::ops::grad_norm::of_chunks`].
+    /// The gradient norm as bits, in the form of [`kernels::ops::grad_norm::from_chunks`].
     pub(in crate::trainer) norm: [u32; 2],
 }
 
@@ -111,8 +127,8 @@ pub(super) struct Pass {
     pub(super) share: usize,
     pub(super) is_of_scores: bool,
     pub(super) dropout: Option<DropoutOfPass>,
-    /// If the rank has kept the activations of all groups: their numbers, and whether the kept activations are compared
-    /// with a forward pass (otherwise they replace it).
+    /// If the rank has kept the activations of all groups: the group of each completion, and whether the kept
+    /// activations are compared with a forward pass (otherwise they replace it).
     pub(super) kept: Option<(Vec<GroupId>, bool)>,
     /// For each group, the length of its prompt and of its completions. No completion is empty.
     pub(super) groups: Vec<(usize, Vec<usize>)>,
@@ -164,16 +180,6 @@ impl Pass {
     }
 }
 
-/// The message with this value as its text.
-pub(super) fn message(value: &impl Serialize) -> Result<Message> {
-    serde_json::to_string(value).map(Message::of).map_err(|error| Error::Rank(error.to_string()))
-}
-
-/// The value of a message's text.
-pub(super) fn value<T: DeserializeOwned>(message: &Message) -> Result<T> {
-    serde_json::from_str(&message.text).map_err(|error| Error::Rank(format!("a message cannot be read: {error}")))
-}
-
 /// The bits of f32 numbers, to send.
 pub(super) fn bits(numbers: &[f32]) -> impl Iterator<Item = u32> {
     numbers.iter().map(|number| number.to_bits())
@@ -199,6 +205,7 @@ pub(super) fn doubles(halves: &[u32]) -> Vec<f64> {
 mod tests {
     use super::*;
     use model::packing::micro_batches;
+    use ranks::Message;
 
     #[test]
     fn a_pass_read_back_has_the_same_groups_without_empty_completions() {
@@ -209,7 +216,7 @@ mod tests {
         ];
         let micro = &micro_batches(&groups, 100, true)[0];
         let (request, numbers) = Pass::request(3, false, None, None, micro);
-        let Request::Forward(pass) = value(&message(&request).unwrap()).unwrap() else { panic!() };
+        let Request::Forward(pass) = Message::json(&request, Vec::new()).unwrap().value().unwrap() else { panic!() };
         let found = pass.groups(&numbers).unwrap();
         assert_eq!(found[0], PromptGroup { prompt: &[1, 2], completions: vec![&[3], &[4, 5]] });
         assert_eq!((found.len(), &found[1], pass.share), (2, &groups[2], 3));
@@ -228,11 +235,5 @@ mod tests {
         fn map_bits(&self) -> Vec<u32> {
             bits(self).collect()
         }
-    }
-
-    #[test]
-    fn a_message_of_another_build_is_an_error() {
-        let error = value::<Request>(&Message::of(r#"{"Dance": 3}"#)).unwrap_err().to_string();
-        assert!(error.starts_with("a message cannot be read: unknown variant `Dance`"), "{error}");
     }
 }

@@ -2,7 +2,7 @@
 //! each optimizer step. It knows neither the loss nor the samples, only token ids and the gradients of its outputs.
 
 use super::other::{OtherWork, RankModel};
-use super::protocol::{ModelRequest, PartStep, Pass, Reply, Request, Start, bits, floats, halves, message, value};
+use super::protocol::{ModelRequest, Ops, PartStep, Pass, Reply, Request, Start, bits, floats, halves};
 use super::slots::{Opened, SharedGradients, gradient_shape, reduce};
 use crate::optimizer::Optimizer;
 use crate::trainer::kept::{Origin, Planned};
@@ -20,39 +20,72 @@ use ranks::{Link, Message};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Works for rank 0 until it closes the `link`, also by `other`. `build` names this build of the program. A failure is
 /// also reported to rank 0.
 pub fn serve(link: &Link, build: &str, other: &mut dyn OtherWork) -> Result<()> {
     let served = serve_until_end(link, build, other);
     if let Err(error) = &served {
-        let _ = link.send(&message(&Reply::Failed { why: error.to_string() })?);
+        other.note(&format!("failed: {error}"));
+        let _ = link.send(&Message::json(&Reply::Failed { why: error.to_string() }, Vec::new())?);
     }
     served
 }
 
 fn serve_until_end(link: &Link, build: &str, other: &mut dyn OtherWork) -> Result<()> {
     let mut servers = Vec::new();
+    let mut reported = Reported::default();
     while let Some(Message { text, numbers }) = link.receive() {
-        let ModelRequest { model, request } = value(&Message::of(text))?;
+        let ModelRequest { model, request } = Message::of(text).value()?;
         if let Request::Start(start) = request {
             servers.truncate(model);
-            servers.push(Server::new(*start)?);
-            send(link, message(&Reply::Ready { build: build.to_owned() })?)?;
+            let server = Server::new(*start)?;
+            other.note(&server.describe(model));
+            servers.push(server);
+            send(link, Message::json(&Reply::Ready { build: build.to_owned() }, Vec::new())?)?;
             continue;
         }
         let none = || Error::Rank(format!("a request came before the start of model {model}"));
         let server = servers.get_mut(model).ok_or_else(none)?;
-        if let Request::Other(text) = request {
-            let reply = |text, numbers| send(link, Message { numbers, ..message(&Reply::Other(text))? });
-            let (text, numbers) = other.work(server.model(), &text, &numbers, &reply)?;
-            server.release();
-            reply(text, numbers)?;
-        } else if let Some(reply) = server.answer(request, numbers)? {
-            send(link, reply)?;
+        match request {
+            Request::Log { file } => {
+                other.open_log(&file)?;
+                send(link, Message::json(&Reply::Logs, Vec::new())?)?;
+            }
+            Request::Other(text) => {
+                let reply =
+                    |Message { text, numbers }, ops| send(link, Message::json(&Reply::Other { text, ops }, numbers)?);
+                let work = Message { text, numbers };
+                let last = other.work(server.model(), &work, &|part| reply(part, Ops::default()))?;
+                server.release();
+                reply(last, reported.take())?;
+            }
+            request => {
+                let is_last = matches!(request, Request::Finish);
+                if let Some(reply) = server.answer(request, numbers, &mut reported)? {
+                    send(link, reply)?;
+                }
+                if is_last {
+                    other.note(&server.describe_gradient(model));
+                }
+            }
         }
     }
     Ok(())
+}
+
+/// The operations that rank 0 knows of.
+#[derive(Default)]
+struct Reported(u64, u64);
+
+impl Reported {
+    /// The operations since the last call.
+    fn take(&mut self) -> Ops {
+        let (flops, bytes) = kernels::context::counted();
+        let before = std::mem::replace(self, Reported(flops, bytes));
+        Ops { flops: flops - before.0, bytes: bytes - before.1 }
+    }
 }
 
 fn send(link: &Link, reply: Message) -> Result<()> {
@@ -80,6 +113,9 @@ struct Server {
     adapter: Option<Adapter>,
     /// The last forward pass.
     forward: Option<(Pass, Forward)>,
+    /// When the current step began, and the number of backward passes since then.
+    begun: Instant,
+    passes_done: usize,
 }
 
 impl Server {
@@ -91,7 +127,7 @@ impl Server {
         let (memory, lora, of) = (ctx.memory(), start.adapter.as_ref(), [start.rank, start.world_size]);
         let shares = [start.rank, start.world_size, start.gradient_shares];
         let gradients = SharedGradients::new(&sharing, memory, &model, lora, shares)?;
-        let (optimizer, state) = Optimizer::of_rank(memory, &model, lora, start.optimizer, of, &start.state)?;
+        let (optimizer, state) = Optimizer::for_rank(memory, &model, lora, start.optimizer, of, &start.state)?;
         let passes = Passes::new(memory, start.gradient_checkpointing);
         memory.check()?;
         let (read, written, reduced, base, adapter, forward) = Default::default();
@@ -109,41 +145,63 @@ impl Server {
             base,
             adapter,
             forward,
+            begun: Instant::now(),
+            passes_done: 0,
         })
     }
 
-    fn answer(&mut self, request: Request, numbers: Vec<u32>) -> Result<Option<Message>> {
+    /// A line for the rank's log about its work for the model with this index.
+    fn describe(&self, model: usize) -> String {
+        let Start { rank, world_size, isa, threads, gradient_shares, .. } = &self.start;
+        let count = gradient_shares / world_size;
+        let elements: usize = self.optimizer.part().ranges().iter().map(|range| range.len()).sum();
+        format!(
+            "rank {rank} of {world_size}: {threads} threads, {isa}; model {model}: shares {} to {} of \
+             {gradient_shares}, updates {elements} parameters",
+            rank * count,
+            (rank + 1) * count - 1
+        )
+    }
+
+    /// A line for the rank's log about the gradient that is complete now.
+    fn describe_gradient(&mut self, model: usize) -> String {
+        let (passes, since) = (std::mem::take(&mut self.passes_done), self.begun.elapsed().as_secs_f64());
+        format!("model {model}: gradient of {passes} micro-batches in {since:.3} s")
+    }
+
+    fn answer(&mut self, request: Request, numbers: Vec<u32>, reported: &mut Reported) -> Result<Option<Message>> {
         let reply = match request {
-            Request::Start(_) | Request::Other(_) => return Ok(None),
+            Request::Start(_) | Request::Other(_) | Request::Log { .. } => return Ok(None),
             Request::Weights { trained, base } => {
                 self.read_weights(&trained, base.as_deref())?;
                 return Ok(None);
             }
             Request::Begin { number } => {
                 self.forward = None;
+                (self.begun, self.passes_done) = (Instant::now(), 0);
                 let SharedGradients { grads, shares, .. } = &mut self.gradients;
                 shares.begin(&self.ctx, grads);
                 Reply::Begun { number }
             }
             Request::Forward(pass) => {
                 let (outputs, sums) = self.forward(pass, &numbers)?;
-                return Ok(Some(Message { numbers: outputs, ..message(&Reply::Outputs(sums))? }));
+                return Ok(Some(Message::json(&Reply::Outputs(sums), outputs)?));
             }
             Request::Backward { has_entropies } => {
                 self.backward(&numbers, has_entropies)?;
                 return Ok(None);
             }
-            Request::Finish => Reply::Finished { gradient: self.finish()?.to_owned() },
+            Request::Finish => Reply::Finished { gradient: self.finish()?.to_owned(), ops: reported.take() },
             Request::Reduce { gradients } => {
                 let sums = self.reduce(&gradients)?;
-                return Ok(Some(Message { numbers: halves(&sums), ..message(&Reply::Reduced)? }));
+                return Ok(Some(Message::json(&Reply::Reduced { ops: reported.take() }, halves(&sums))?));
             }
             Request::Step { step, from, to } => {
                 self.step(step, &from, &to)?;
-                Reply::Stepped
+                Reply::Stepped { ops: reported.take() }
             }
         };
-        message(&reply).map(Some)
+        Ok(Some(Message::json(&reply, Vec::new())?))
     }
 
     fn read_weights(&mut self, trained: &Path, base: Option<&Path>) -> Result<()> {
@@ -234,7 +292,9 @@ impl Server {
             compute.forward(&tensors, temperature, pass.is_of_scores)?;
         }
         shares.enter(compute.ctx, grads, pass.share)?;
-        compute.backward(&tensors, &d_outputs, pass.is_of_scores, kept, grads)
+        compute.backward(&tensors, &d_outputs, pass.is_of_scores, kept, grads)?;
+        self.passes_done += 1;
+        Ok(())
     }
 
     /// The model with its passes, and the gradients to accumulate into.
@@ -268,7 +328,8 @@ impl Server {
         Ok(&slots[shares.buffer()])
     }
 
-    /// Adds the gradients of all ranks on this rank's part of the parameters. Returns the sums of squares of its chunks.
+    /// Adds the gradients of all ranks on this rank's part of the parameters. Returns the sums of squares of its
+    /// chunks.
     fn reduce(&mut self, gradients: &[PathBuf]) -> Result<Vec<f64>> {
         let Server { ctx, model, start, written, optimizer, .. } = self;
         let own = (start.rank, &mut self.gradients.grads.params);

@@ -1,6 +1,6 @@
 //! Trees in shared memory that ranks access together. Each rank has its gradients in slots of its own, and updates a
-//! part of the parameters in slots of rank 0. Rank 0 tells the others when to access the slots, waits for their answers,
-//! and every rank then accesses only the elements of its [`Part`].
+//! part of the parameters in slots of rank 0. Rank 0 tells the others when to access the slots, waits for their
+//! answers, and every rank then accesses only the elements of its [`Part`].
 
 use crate::Result;
 use crate::optimizer::Part;
@@ -75,8 +75,8 @@ pub(super) struct Borrowed {
     pub(super) params: Params,
 }
 
-/// Adds the gradients of all ranks, which are at `gradients`, on the elements of `part`: into that of rank 0, as the tree
-/// of the shares. `own` is that of this rank, `rank`. Returns the sums of squares of the part's chunks.
+/// Adds the gradients of all ranks, which are at `gradients`, on the elements of `part`: into that of rank 0, as the
+/// tree of the shares. `own` is that of this rank, `rank`. Returns the sums of squares of the part's chunks.
 pub(super) fn reduce(
     ctx: &Context,
     opened: &mut Opened,
