@@ -40,6 +40,16 @@ impl PreparedStep {
 }
 
 impl TrainingRun {
+    /// With other ranks, fails if one is lost, before anything of the step is written: an optimizer step that fails
+    /// would leave weights that cannot be saved.
+    pub fn check_ranks(&mut self) -> anyhow::Result<()> {
+        if self.learner.trainer.has_ranks() {
+            self.finish_checkpoint()?; // during which ranks are often lost, since it takes long
+            self.learner.trainer.check_ranks()?;
+        }
+        Ok(())
+    }
+
     /// Applies a prepared step to the run; from here on the step is not rolled back. Before that, this method waits
     /// until the checkpoint of the previous step is written.
     pub fn commit(&mut self, step: PreparedStep) -> anyhow::Result<()> {

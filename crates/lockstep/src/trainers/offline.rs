@@ -200,6 +200,7 @@ impl<O: Offline> TrainingTask for OfflineTask<O> {
 
     fn step(&mut self, run: &mut TrainingRun, batch: Batch<O::Row>) -> anyhow::Result<()> {
         run.policy_gradient(O::Row::samples(&batch.rows))?;
+        run.check_ranks()?;
         run.commit(batch.run)?;
         run.step_policy()?;
         Ok(())

@@ -159,6 +159,11 @@ impl Trainer {
         self.state.ranks.as_ref().is_some_and(|ranks| ranks.is_stepping())
     }
 
+    /// Fails if a rank is lost.
+    pub fn check_ranks(&self) -> Result<()> {
+        self.lost_rank().map_or(Ok(()), |why| Err(Error::Rank(why.to_owned())))
+    }
+
     /// The sentence about the rank that was lost, if any was. No step can be taken after that.
     pub fn lost_rank(&self) -> Option<&str> {
         self.state.ranks.as_ref().and_then(|ranks| ranks.lost().why())

@@ -214,6 +214,7 @@ impl RolloutPipeline {
 
     /// Commits a step: applies its changes to the run and the pipeline, and reports a new generation.
     pub fn commit(&mut self, run: &mut TrainingRun, next: OnlineBatch) -> anyhow::Result<()> {
+        run.check_ranks()?;
         if let (Some(after), true) = (&mut self.after, next.report.is_some()) {
             let first = &next.state.batch.samples[..self.sizes.optimizer.min(next.state.batch.samples.len())];
             after.choose(first, telemetry::system::cpu_s());
