@@ -45,6 +45,7 @@ const CHECKS: [Check; 26] = [
     ("kernel_checks", kernel_checks),
     ("kills", kills),
     ("last_words", last_words),
+    ("launchers", launchers),
     ("memory_plan", memory_plan),
     ("miri", miri),
     ("mutants", mutants),
@@ -218,6 +219,21 @@ fn network() -> Result<Done, String> {
 /// minutes.
 fn last_words() -> Result<Done, String> {
     program(&["last_words::", "save_dtype::"], &["runs are judged by", "results have the dtype"])
+}
+
+/// Trains under the launchers of ranks that are on the PATH, with `conformance/launchers.sh`. Takes two minutes.
+fn launchers() -> Result<Done, String> {
+    crate::cargo::run(&["build", "--workspace"], &[])?;
+    let text = printed(Command::new("bash").arg("conformance/launchers.sh"))?;
+    let items =
+        |result: &str| text.lines().filter_map(|line| line.strip_prefix(result)).map(str::trim).collect::<Vec<_>>();
+    let mut launched: Vec<&str> =
+        items("PASS").iter().filter_map(|item| item.split_once(':')).map(|(name, _)| name).collect();
+    launched.dedup();
+    let skipped: Vec<&str> =
+        items("SKIPPED").iter().filter_map(|item| item.split_once(':')).map(|(name, _)| name).collect();
+    let skipped = if skipped.is_empty() { "none".to_owned() } else { skipped.join(", ") };
+    Ok(Done::Passed(format!("{}; not installed: {skipped}", launched.join(", "))))
 }
 
 /// Retrains the runs that the page's tests open. Takes ten minutes on two cores.
