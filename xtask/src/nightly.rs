@@ -32,7 +32,7 @@ const KERNELS: &str = "profile.dev.package.lockstep-kernels";
 /// A check: its name and the function that runs it. The first line of an error goes into the table.
 type Check = (&'static str, fn() -> Result<Done, String>);
 
-const CHECKS: [Check; 26] = [
+const CHECKS: [Check; 28] = [
     ("agents", agents),
     ("commands", commands),
     ("emulate", emulate),
@@ -53,6 +53,7 @@ const CHECKS: [Check; 26] = [
     ("page_runs", page_runs),
     ("pages", pages),
     ("parity", parity),
+    ("rank_kills", rank_kills),
     ("sandbox", sandbox),
     ("strangers_run", strangers_run),
     ("terminals", terminals),
@@ -234,6 +235,12 @@ fn launchers() -> Result<Done, String> {
         items("SKIPPED").iter().filter_map(|item| item.split_once(':')).map(|(name, _)| name).collect();
     let skipped = if skipped.is_empty() { "none".to_owned() } else { skipped.join(", ") };
     Ok(Done::Passed(format!("{}; not installed: {skipped}", launched.join(", "))))
+}
+
+/// Kills random ranks of all kinds of runs at random times, and resumes the runs with other numbers of ranks. Takes ten
+/// minutes on two cores.
+fn rank_kills() -> Result<Done, String> {
+    program(&["kills_of_random_ranks_change_no_bit"], &[" kills of ranks in "])
 }
 
 /// Retrains the runs that the page's tests open. Takes ten minutes on two cores.

@@ -59,6 +59,7 @@ mod process_rewards;
 mod prompt_files;
 mod python_rewards;
 mod ranks;
+mod ranks_killed;
 mod ranks_launched;
 mod reference;
 mod replay;
