@@ -45,7 +45,9 @@ fn kills_of_random_ranks_change_no_bit() {
         killed(root, (purpose, &out, &set), start.elapsed(), &mut random, &mut kills);
         let compare = if ["rloo", "chunks"].contains(kind) { same_but_workers } else { same };
         compare(&root.join(&one), &root.join(&out));
-        [one, out].iter().for_each(|run| fs::remove_dir_all(root.join(run)).unwrap());
+        for run in [one, out] {
+            fs::remove_dir_all(root.join(run)).unwrap();
+        }
         runs += 1;
         println!("{kind}: {} kills", kills.first + kills.others);
     }
@@ -64,9 +66,10 @@ fn killed(root: &Path, run: (&str, &str, &[&str]), whole: Duration, random: &mut
     loop {
         let ranks = ["2", "4"][random.below(2) as usize];
         // Without its configuration, a run that was killed at its start is not one.
-        let arguments = match root.join(out).join("config.toml").exists() {
-            true => vec![purpose, "--resume", out, "--ranks", ranks],
-            false => divided(purpose, out, set, ranks),
+        let arguments = if root.join(out).join("config.toml").exists() {
+            vec![purpose, "--resume", out, "--ranks", ranks]
+        } else {
+            divided(purpose, out, set, ranks)
         };
         let run = command(root, &arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let mut victim = None;

@@ -55,15 +55,18 @@ fn steps_on_parts_have_the_bits_of_steps_on_everything() {
                 let mut take = |optimizer: &mut Optimizer| {
                     optimizer.steps = step;
                     optimizer.set_norm(divided_norm);
-                    let mut next = match is_apart {
-                        true => NextParams::apart(&found.params, &mut other.params),
-                        false => NextParams::in_place(&mut found.params),
+                    let mut next = if is_apart {
+                        NextParams::apart(&found.params, &mut other.params)
+                    } else {
+                        NextParams::in_place(&mut found.params)
                     };
                     optimizer.step(&ctx, &mut next, &grads.params, 0.01).unwrap();
                 };
                 take(&mut first);
                 for (optimizer, lent) in &mut others {
-                    lent.iter().for_each(|slot| slot.borrow().unwrap());
+                    for slot in &*lent {
+                        slot.borrow().unwrap();
+                    }
                     take(optimizer);
                     lent.iter().for_each(Lent::give_back);
                 }
