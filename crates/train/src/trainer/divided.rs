@@ -3,6 +3,7 @@
 use super::kept::Planned;
 use super::passes::{ForwardSums, LossBatch, Outputs};
 use super::ranks::{DividedBatch, OtherRanks, PartStep, Ranks, SharedGradients, World};
+use super::state::LentSlots;
 use super::{TrainState, Trainer};
 use crate::loss::Normalizer;
 use crate::optimizer::GradNorm;
@@ -12,14 +13,6 @@ use model::weights::{NextParams, Sharing};
 use model::{Grads, GroupId, ModelConfig, StopCheck, Trainable, Updates};
 use std::path::PathBuf;
 use std::sync::Arc;
-
-/// The slots of shared memory that this process lends to other ranks.
-pub(super) struct LentSlots {
-    /// The slot of each buffer of the gradient's shares.
-    pub(super) gradients: Vec<PathBuf>,
-    /// The slots of the optimizer's state.
-    pub(super) state: Vec<PathBuf>,
-}
 
 impl TrainState {
     /// Leaves all shares but the first 1/`world_size` of them to other ranks, and all parameters but a part of them.

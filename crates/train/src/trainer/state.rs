@@ -8,7 +8,6 @@
 //! [`reduce`](TrainState::reduce) and [`step`](TrainState::step). Losses divide by counts of the whole optimizer batch
 //! ([`TrainState::normalizer`]), which are known beforehand, so accumulating the gradient in parts gives the same bits.
 
-use super::divided::LentSlots;
 use super::kept::{Origin, Planned};
 use super::loss_gradient::loss_and_gradient;
 use super::passes::{Compute, Forward, ForwardSums, LossBatch, Measured, Outputs, Passes};
@@ -29,6 +28,7 @@ use model::kept::RolloutActivations;
 use model::packing::longest;
 use model::{Capacity, Grads, ModelConfig, ModelView, Params, StopCheck, Trainable};
 use std::cell::Cell;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -48,6 +48,14 @@ pub struct TrainState {
     pub(crate) entropy: EntropyControl,
     /// Loss, counts and measurements accumulated since the last step; `None` if there are none.
     accumulated: Option<Accumulated>,
+}
+
+/// The slots of shared memory that this process lends to other ranks.
+pub(super) struct LentSlots {
+    /// The slot of each buffer of the gradient's shares.
+    pub(super) gradients: Vec<PathBuf>,
+    /// The slots of the optimizer's state.
+    pub(super) state: Vec<PathBuf>,
 }
 
 /// The sums of loss, counts and measurements over the calls of [`TrainState::accumulate`] in one step. (Gradients are
