@@ -124,3 +124,31 @@ fn only_models_that_compute_in_bf16_have_master_weights() {
     let adapted = Optimizer::new(ctx.memory(), &model, Some(&lora), OptimizerConfig::default());
     assert!(adapted.state().masters().unwrap().tensors().is_empty(), "adapters are f32 and have no masters");
 }
+
+#[test]
+fn optimizer_names_and_arguments_of_transformers_are_parsed() {
+    assert_eq!(OptimizerKind::parse("adamw_torch_fused", ""), Ok(OptimizerKind::AdamW));
+    let mut names: Vec<&str> = OptimizerKind::names().collect();
+    assert!(names.iter().all(|name| OptimizerKind::parse(name, "").is_ok()));
+    assert_eq!(OptimizerKind::parse(names[0], ""), Ok(OptimizerKind::default()));
+    let count = names.len();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), count, "two optimizers have the same name");
+    let muon = OptimizerKind::parse("muon", "momentum=0.9, nesterov=False,adjust_lr_fn=match_rms_adamw").unwrap();
+    let expected =
+        MuonConfig { momentum: 0.9, nesterov: false, adjust_lr: AdjustLr::MatchRmsAdamW, ..Default::default() };
+    assert_eq!(muon, OptimizerKind::Muon(expected));
+    for (optim, args, why) in [
+        ("no_such_name", "", "unknown optimizer `no_such_name`: expected one of adamw_torch, "),
+        ("adamw_torch", "momentum=0.9", "no argument `momentum`; its arguments: none"),
+        ("muon", "beta=0.9", "no argument `beta`; its arguments: momentum, nesterov, ns_steps, eps, adjust_lr_fn"),
+        ("muon", "momentum", "key=value"),
+        ("muon", "momentum=much", "`much`"),
+        ("muon", "momentum=1.5", "below 1"),
+        ("muon", "ns_steps=0", "at least 1"),
+    ] {
+        let error = OptimizerKind::parse(optim, args).unwrap_err();
+        assert!(error.contains(why), "{error}");
+    }
+}
