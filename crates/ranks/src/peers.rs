@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 /// How often a waiting rank 0 checks whether to continue waiting.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// How long a process whose connection has ended may take to exit by itself.
-const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Whether a rank is lost, and which one.
 #[derive(Clone, Default)]

@@ -27,6 +27,7 @@ use crate::run::training::TrainingRun;
 use crate::run::{self, RunDir, StopReason, checkpoint};
 use crate::stop::{Stopped, is_stopped};
 use crate::{BadInput, trainers};
+use anyhow::Context as _;
 use model::chat::PromptTime;
 use rewards::RewardSpec;
 use std::path::Path;
@@ -220,11 +221,11 @@ impl Run {
         let log = log.unwrap_or_default();
         if trainer.is_stepping() {
             // Other ranks have changed some of the weights and moments, so that no checkpoint can be written from them.
-            self.finish_checkpoint()?;
+            self.finish_checkpoint().with_context(|| why.clone())?;
             let how = "resume the run from its last checkpoint";
             anyhow::bail!("{why}, during an optimizer step: {how} with --resume {root}{log}")
         }
-        self.save_step()?;
+        self.save_step().with_context(|| why.clone())?;
         let step = self.training.learner.step;
         anyhow::bail!("{why}; stopped after step {step}: resume the run with --resume {root}{log}")
     }

@@ -265,23 +265,23 @@ impl Ranks {
             let joined = joined.map(|joined| joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
             (own, joined.collect::<Vec<_>>())
         });
-        if let Some(why) = self.lost().why() {
+        // The failure that a rank reports is the reason why its process ends, and why the other exchanges and rank 0's
+        // own passes were cancelled.
+        let mut failures = others.iter().filter_map(|result| match result {
+            Err(Error::Rank(why)) => Some(why.as_str()),
+            _ => None,
+        });
+        let lost = self.lost().why();
+        if let Some(why) = failures.find(|why| Some(*why) != lost).or(lost) {
             return Err(Error::Rank(why.to_owned()));
         }
-        // A rank's failure is the reason why the other exchanges and rank 0's own passes were cancelled.
-        let failed = |result: &Result<_>| matches!(result, Err(Error::Rank(_)));
-        match others.iter().position(failed) {
-            Some(rank) => others.into_iter().nth(rank).unwrap_or_else(|| Ok(Default::default())),
-            None => {
-                own?;
-                others.into_iter().try_fold(Default::default(), |(mut all, mut sums): (Vec<_>, _), exchanged| {
-                    let (outputs, rank_sums) = exchanged?;
-                    all.extend(outputs);
-                    sums += rank_sums;
-                    Ok((all, sums))
-                })
-            }
-        }
+        own?;
+        others.into_iter().try_fold(Default::default(), |(mut all, mut sums): (Vec<_>, _), exchanged| {
+            let (outputs, rank_sums) = exchanged?;
+            all.extend(outputs);
+            sums += rank_sums;
+            Ok((all, sums))
+        })
     }
 
     /// Has `rank` compute its micro-batches, in order.
@@ -408,8 +408,22 @@ impl Ranks {
 
     /// The next reply of `rank`, with its numbers.
     fn receive(&self, rank: usize, cancels: &dyn Fn() -> bool) -> Result<(Reply, Vec<u32>)> {
-        let message = self.world.peers.receive(rank, cancels)?;
-        self.reply(rank, message)
+        match self.world.peers.receive(rank, cancels) {
+            Ok(message) => self.reply(rank, message),
+            Err(ranks::Error::Lost(why)) => Err(self.reason_of_loss(why)),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The error after a rank was lost: the failure that it reported before its process ended, or else `why`.
+    fn reason_of_loss(&self, why: String) -> Error {
+        let replies = self
+            .lost()
+            .rank()
+            .into_iter()
+            .flat_map(|lost| std::iter::from_fn(move || Some((lost, self.world.peers.try_receive(lost).ok()??))));
+        let failure = replies.filter_map(|(lost, message)| self.reply(lost, message).err()).next();
+        failure.unwrap_or(Error::Rank(why))
     }
 
     /// The reply in a message of `rank`, with its numbers.
