@@ -28,7 +28,7 @@ pub use model::chat::{ToolCall, ToolFormat, ToolParser};
 pub use model::{Chat, FinishReason, did_you_mean};
 
 use self::load::Loaded;
-use self::owner::{Command, Deliver, Owner, Part, Slots};
+use self::owner::{Command, Deliver, Owner, Part, Slots, Undelivered};
 use self::training::{Failure, Job, Learners, Reply, Sampler, StatePath, Submitted, Training};
 use kernels::Context;
 use model::chat::ChatTemplate;
@@ -307,7 +307,7 @@ impl Service {
         let parts: Vec<Part> = parts.collect();
         shared
             .commands
-            .send(Command::Generate { number, parts, snapshot, client, deliver })
+            .send(Command::Generate { number, parts, snapshot, client, deliver: Undelivered::new(deliver) })
             .map_err(|_| Refused::Ended)?;
         Ok(Ticket { number, commands: shared.commands.clone() })
     }
@@ -362,10 +362,11 @@ impl Service {
     }
 
     /// Uses up the number of a request that was refused. `is_data`: the request had data for the next step, which
-    /// therefore fails.
-    pub fn refuse(&self, place: (&str, u64), is_data: bool) {
-        self.training().refuse(place, is_data);
+    /// therefore fails. False: the number is too far ahead, and is not used up, so the request must arrive again.
+    pub fn refuse(&self, place: (&str, u64), is_data: bool) -> bool {
+        let is_used_up = self.training().refuse(place, is_data);
         self.wake();
+        is_used_up
     }
 
     /// The id of the sampler `number` of a session: of the base model, or of a saved adapter, which the owner loads.

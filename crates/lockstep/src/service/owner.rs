@@ -64,6 +64,28 @@ pub enum Event {
 /// A function that passes an event to a client. False: the client is gone.
 pub(super) type Deliver = dyn Fn(Event) -> bool + Send + Sync;
 
+/// The duty to answer a request that waits for the owner. If it is dropped, because the owner has ended, the request
+/// fails.
+pub(super) struct Undelivered(Option<Arc<Deliver>>);
+
+impl Undelivered {
+    pub(super) fn new(deliver: Arc<Deliver>) -> Undelivered {
+        Undelivered(Some(deliver))
+    }
+
+    fn take(mut self) -> Arc<Deliver> {
+        self.0.take().expect("taken once")
+    }
+}
+
+impl Drop for Undelivered {
+    fn drop(&mut self) {
+        if let Some(deliver) = self.0.take() {
+            deliver(Event::Failed(Refused::Ended.to_string()));
+        }
+    }
+}
+
 /// A prompt of a request.
 pub(super) struct Part {
     pub(super) place: usize,
@@ -79,7 +101,7 @@ pub(super) enum Command {
         parts: Vec<Part>,
         snapshot: Option<Snapshot>,
         client: Option<(Arc<str>, Instant)>,
-        deliver: Arc<Deliver>,
+        deliver: Undelivered,
     },
     Cancel {
         number: u64,
@@ -246,6 +268,7 @@ impl Owner {
                 let _ = reply.send(self.learners.reload_sampler(base, &sampler));
             }
             Command::Generate { number, parts, snapshot, client, deliver } => {
+                let deliver = deliver.take();
                 for Part { place, request, slots } in parts {
                     let tokens = request.prompt.ids.len();
                     match self.drive.submit(number, request) {
@@ -258,7 +281,8 @@ impl Owner {
                         }
                         Err(error) => {
                             deliver(Event::Failed(error.to_string()));
-                            return self.cancel(number);
+                            self.remove(number);
+                            return;
                         }
                     }
                 }
@@ -266,12 +290,17 @@ impl Owner {
         }
     }
 
-    /// Removes all prompts of a request.
+    /// Removes all prompts of a request whose client has left.
     fn cancel(&mut self, number: u64) {
+        self.status.cancelled += self.remove(number) as u64;
+    }
+
+    /// Removes all prompts of a request. Returns their number.
+    fn remove(&mut self, number: u64) -> usize {
         self.drive.cancel_of(|owner| *owner == number);
         let before = self.open.len();
         self.open.retain(|_, open| open.number != number);
-        self.status.cancelled += (before - self.open.len()) as u64;
+        before - self.open.len()
     }
 
     /// Cancels the requests of clients that have left.
@@ -354,7 +383,8 @@ impl Owner {
             None => self.policy.why_not_finite(),
         };
         (open.deliver)(Event::Failed(format!("a token's log-probability is {logp}: {why}")));
-        self.cancel(open.number);
+        let number = open.number;
+        self.remove(number);
     }
 
     /// Reports a failure of the engine to all clients, and drops their requests. Later requests are tried again.

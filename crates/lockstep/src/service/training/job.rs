@@ -73,12 +73,24 @@ pub enum Job {
 impl Job {
     /// The bytes of its data.
     pub(super) fn bytes(&self) -> usize {
-        let Job::Pass { datums, .. } = self else { return size_of::<Job>() };
-        let of = |datum: &Datum| {
-            let values = datum.inputs.iter().map(|(_, values)| values.len()).sum::<usize>();
-            size_of::<Datum>() + size_of::<u32>() * (datum.ids.len() + datum.targets.len() + values)
+        let of_datum = |datum: &Datum| {
+            let of_input = |(name, values): &(String, Vec<f32>)| {
+                size_of::<(String, Vec<f32>)>() + name.len() + size_of::<f32>() * values.len()
+            };
+            let inputs = datum.inputs.iter().map(of_input).sum::<usize>();
+            size_of::<Datum>() + size_of::<u32>() * (datum.ids.len() + datum.targets.len()) + inputs
         };
-        size_of::<Job>() + datums.iter().map(of).sum::<usize>()
+        let own = match self {
+            Job::Pass { datums, samplers, .. } => {
+                let samplers = samplers.iter().map(|id| size_of::<String>() + id.len());
+                datums.iter().map(of_datum).chain(samplers).sum()
+            }
+            Job::Save { name: text, .. } | Job::SaveForSampler { name: text, .. } | Job::Load { path: text, .. } => {
+                text.len()
+            }
+            Job::Create(_) | Job::Step(_) | Job::Sampler { .. } => 0,
+        };
+        size_of::<Job>() + own
     }
 }
 

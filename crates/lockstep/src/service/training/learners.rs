@@ -116,7 +116,7 @@ impl Learners {
         }
         // All passes take turns. (The map's order does not matter: models share no state but the tape.)
         for (model, learner) in self.learners.iter_mut().filter(|(_, learner)| learner.running.is_some()) {
-            tokens += learner.pass(&mut self.passes, &self.ctx, base);
+            tokens += learner.pass(&mut self.passes, &self.ctx, base, &self.shared);
             self.shared.touch(model);
             is_idle = false;
         }
@@ -163,6 +163,12 @@ impl Learners {
                 },
             },
         };
+        match &result {
+            Ok(done) => self.shared.succeeded(done),
+            // A later load that fails leaves the model as it was.
+            Err(_) if !self.learners.contains_key(model) => self.shared.not_created(model),
+            Err(_) => {}
+        }
         reply.send(result);
     }
 
@@ -358,7 +364,7 @@ impl Learner {
     }
 
     /// Computes the next micro-batch of the running pass, and replies after the last one. Returns the number of tokens.
-    fn pass(&mut self, passes: &mut Passes, ctx: &Context, base: &Weights) -> usize {
+    fn pass(&mut self, passes: &mut Passes, ctx: &Context, base: &Weights, shared: &Training) -> usize {
         let Some(running) = &mut self.running else { return 0 };
         let Running { datums, loss, parts, is_on_policy, passed, .. } = running;
         let part = parts.next().expect("a pass has parts until it has ended");
@@ -396,7 +402,9 @@ impl Learner {
             }
             reply.send(Err(failure));
         } else {
-            reply.send(Ok(Done::Passed(passed)));
+            let done = Done::Passed(passed);
+            shared.succeeded(&done);
+            reply.send(Ok(done));
         }
         tokens
     }

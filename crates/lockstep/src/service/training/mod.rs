@@ -48,6 +48,7 @@ use self::job::Pending;
 use self::queue::{Next, OrderedQueue};
 use self::room::{ModelRoom, Room};
 use self::samplers::Sampled;
+use super::request::Refused;
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -92,6 +93,8 @@ struct Inner {
     turn: String,
     room: Room,
     counts: TrainingCounts,
+    /// The owner has ended, and nothing more is computed.
+    is_ended: bool,
 }
 
 struct Session {
@@ -110,7 +113,7 @@ struct Entry {
     waits_since: Option<Instant>,
     info: Option<ModelInfo>,
     user_metadata: Value,
-    /// The session has ended.
+    /// The session has ended, or the model could not be created.
     is_over: bool,
 }
 
@@ -126,6 +129,7 @@ impl Training {
             turn: String::new(),
             room: Room::new(room::MOST_OF_MODEL, room::MOST_OF_ALL),
             counts: TrainingCounts::default(),
+            is_ended: false,
         };
         Training {
             inner: Mutex::new(inner),
@@ -189,6 +193,9 @@ impl Training {
         reply: Reply,
     ) -> Result<(String, Submitted), Failure> {
         let mut inner = self.lock();
+        if inner.is_ended {
+            return Err(Refused::Ended.into());
+        }
         inner.open(session)?;
         let model = format!("{session}:train:{number}");
         if inner.models.len() >= MOST_MODELS && !inner.models.contains_key(&model) {
@@ -229,12 +236,9 @@ impl Training {
         Ok(submitted)
     }
 
-    /// Uses up the number of a request that was refused. `is_data`: the request had data for the next step, which
-    /// therefore fails.
-    pub(super) fn refuse(&self, (model, number): (&str, u64), is_data: bool) {
-        if let Some(entry) = self.lock().models.get_mut(model) {
-            entry.queue.refuse(number, is_data);
-        }
+    /// See [`Service::refuse`](super::Service::refuse).
+    pub(super) fn refuse(&self, (model, number): (&str, u64), is_data: bool) -> bool {
+        self.lock().models.get_mut(model).is_none_or(|entry| entry.queue.refuse(number, is_data))
     }
 
     /// The settings of a model that exists.
@@ -282,6 +286,8 @@ impl Training {
                     inner.counts.begin(pending);
                 }
                 inner.turn.clone_from(&id);
+                // Under the lock, so that the request waits or is computed at any time.
+                self.set_busy(true);
                 return Some((id, next));
             }
         }
@@ -320,6 +326,13 @@ impl Training {
         }
     }
 
+    /// Notes that a model could not be created. Requests that wait for it are still replied to.
+    fn not_created(&self, model: &str) {
+        if let Some(entry) = self.lock().models.get_mut(model) {
+            entry.is_over = true;
+        }
+    }
+
     /// The client's data about a model.
     pub fn user_metadata(&self, model: &str) -> Value {
         self.lock().models.get(model).map_or(Value::Null, |entry| entry.user_metadata.clone())
@@ -340,7 +353,8 @@ impl Training {
 
     /// Whether requests for training are being computed, or could be.
     pub(super) fn is_busy(&self) -> bool {
-        self.is_busy.load(Ordering::Acquire) || self.is_ready()
+        // In this order: a request that the owner takes after the first look is noticed by the second one.
+        self.is_ready() || self.is_busy.load(Ordering::Acquire)
     }
 
     /// Moves the last sign of life of a session into the past.
@@ -353,7 +367,10 @@ impl Training {
 
     /// Removes all models, because the owner ends.
     fn end(&self) {
-        let models = std::mem::take(&mut self.lock().models);
+        let mut inner = self.lock();
+        inner.is_ended = true;
+        let models = std::mem::take(&mut inner.models);
+        drop(inner);
         self.set_busy(false);
         drop(models);
     }
@@ -385,7 +402,7 @@ fn no_session(id: &str) -> Failure {
 
 fn no_model(id: &str) -> Failure {
     Failure::request(format!(
-        "no model {id} in training: its session has ended, or belongs to an earlier run of the server; load a \
-         saved state in a new session"
+        "no model {id} in training: it could not be created, its session has ended, or it belongs to an earlier run \
+         of the server; load a saved state in a new session"
     ))
 }

@@ -72,11 +72,13 @@ impl<T> OrderedQueue<T> {
         self.seen.submit(number, id, fingerprint)
     }
 
-    /// Uses up a number whose request was refused. `is_data`: the request had data for the next step.
-    pub fn refuse(&mut self, number: u64, is_data: bool) {
+    /// Uses up a number whose request was refused. `is_data`: the request had data for the next step. False: the
+    /// number is too far ahead, and is not used up.
+    pub fn refuse(&mut self, number: u64, is_data: bool) -> bool {
         if self.is_in_range(number) && self.seen.refuse(number) {
             self.waiting.insert(number, Slot::Refused { is_data });
         }
+        number <= self.next.saturating_add(MOST_AHEAD)
     }
 
     fn is_in_range(&self, number: u64) -> bool {
@@ -143,11 +145,13 @@ mod tests {
         assert_eq!((queue.pop(), queue.pop(), queue.pop()), (Some(missing(1..2, false)), Some(Next::Job('b')), None));
         // A request that was accepted is not refused later, and old numbers change nothing.
         assert_eq!(queue.submit(3, (11, 0), |_| Some('c')), Submitted::New);
-        (0..4).for_each(|number| queue.refuse(number, true));
+        assert!((0..4).all(|number| queue.refuse(number, true)));
         assert_eq!((queue.pop(), queue.pop()), (Some(Next::Job('c')), None));
         // The number of a refused request is not free.
         queue.refuse(4, true);
         assert_eq!(queue.submit(4, (12, 0), |_| Some('d')), Submitted::Conflict);
+        // A number that is too far ahead is not used up.
+        assert_eq!((queue.refuse(4 + MOST_AHEAD, true), queue.refuse(5 + MOST_AHEAD, true)), (true, false));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Counts and times of training, for whoever watches the server.
 
 use super::Training;
-use super::job::{Job, Pending};
+use super::job::{Done, Pending};
 use std::time::{Duration, Instant};
 
 /// The work of the owner so far.
@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 pub struct TrainingCounts {
     /// The number of requests whose computation has begun.
     pub requests: u64,
-    /// The number of these that are passes.
+    /// The number of passes that succeeded.
     pub passes: u64,
-    /// The number of these that are optimizer steps.
+    /// The number of optimizer steps that were taken.
     pub steps: u64,
     /// The number of tokens in the sequences of computed micro-batches.
     pub tokens: u64,
@@ -44,8 +44,6 @@ impl TrainingCounts {
     /// Counts a request whose computation begins.
     pub(super) fn begin(&mut self, pending: &Pending) {
         self.requests += 1;
-        self.passes += u64::from(matches!(pending.job, Job::Pass { .. }));
-        self.steps += u64::from(matches!(pending.job, Job::Step(_)));
         self.waited += pending.since.elapsed();
     }
 }
@@ -65,6 +63,13 @@ impl Training {
             longest_wait: oldest.map_or(Duration::ZERO, |since| since.elapsed()),
             counts: inner.counts,
         }
+    }
+
+    /// Counts a request that succeeded.
+    pub(super) fn succeeded(&self, done: &Done) {
+        let counts = &mut self.lock().counts;
+        counts.passes += u64::from(matches!(done, Done::Passed(_)));
+        counts.steps += u64::from(matches!(done, Done::Stepped { .. }));
     }
 
     /// Counts the tokens of computed micro-batches, and the time of training.

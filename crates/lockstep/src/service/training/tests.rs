@@ -64,7 +64,8 @@ fn a_full_queue_does_not_use_up_the_number_of_a_request() {
     }
     assert_eq!(submit(&training, &models[2], 1, 2000), Submitted::Full, "requests that are computed count");
     let status = training.status();
-    assert_eq!((status.waiting, status.counts.passes, status.longest_wait), (0, 3, Duration::ZERO));
+    assert_eq!((status.waiting, status.counts.requests, status.longest_wait), (0, 6, Duration::ZERO));
+    assert_eq!((status.counts.passes, status.counts.steps), (0, 0), "only those that succeeded count");
     assert!(status.bytes > 6000 && status.counts.waited > Duration::ZERO);
     running.clear();
     assert_eq!(training.status().bytes, 0);
@@ -86,6 +87,52 @@ fn a_model_beyond_the_largest_number_may_be_created_later() {
     training.close_session(ids[0].split(':').next().unwrap());
     assert_eq!(training.retire(|_| true).len(), MOST_MODELS);
     assert_eq!(create().unwrap().1, Submitted::New);
+}
+
+#[test]
+fn a_request_that_is_taken_keeps_the_server_busy() {
+    let training = training();
+    let model = models(&training, 1).remove(0);
+    training.set_busy(false);
+    assert!(!training.is_busy());
+    assert_eq!(submit(&training, &model, 1, 0), Submitted::New);
+    assert!(training.is_busy());
+    let taken = training.next(|_| true);
+    assert!(taken.is_some() && !training.is_ready() && training.is_busy());
+}
+
+#[test]
+fn a_model_that_was_not_created_makes_room_for_others() {
+    let training = training();
+    let ids = models(&training, 2);
+    assert_eq!(submit(&training, &ids[0], 1, 0), Submitted::New);
+    training.not_created(&ids[0]);
+    training.not_created(&ids[1]);
+    assert_eq!(training.retire(|_| true), ids[1..], "a request that waits is replied to first");
+    assert!(training.next(|_| true).is_some());
+    assert_eq!(training.retire(|_| true), ids[..1]);
+}
+
+#[test]
+fn nothing_is_created_after_the_owner_has_ended() {
+    let training = training();
+    let session = training.open_session();
+    training.end();
+    let spec = AdapterSpec { rank: 1, seed: None, train_attn: true, train_mlp: true };
+    let created = training.create((&session, 0), Value::Null, (1, 1), Job::Create(spec), reply().0);
+    assert_eq!(created.unwrap_err().cause, Cause::Server);
+}
+
+#[test]
+fn the_bytes_of_a_request_include_its_texts() {
+    let text = "a".repeat(1000);
+    let inputs = vec![(text.clone(), vec![0.0; 10])];
+    let datum = Datum { ids: Vec::new(), targets: Vec::new(), width: 1, inputs };
+    let samplers = vec![text.clone()];
+    let pass = Job::Pass { datums: vec![datum], loss: None, samplers, needs_on_policy: false };
+    assert!(pass.bytes() > 2040);
+    assert!(Job::Load { path: text.clone(), optimizer: false }.bytes() > 1000);
+    assert!(Job::SaveForSampler { name: text, ttl_seconds: None }.bytes() > 1000);
 }
 
 proptest! {

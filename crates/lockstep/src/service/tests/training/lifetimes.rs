@@ -136,18 +136,22 @@ fn a_saved_state_is_deleted_when_its_time_has_come() {
     let service = home.start(&home.options());
     let mut client = Client::new(&service, SPEC);
     let save = |name: &str, ttl_seconds| Job::Save { name: name.to_owned(), overwrite: true, ttl_seconds };
-    let [soon, replaced, longer, late] = ["soon", "replaced", "longer", "late"]
-        .map(|name| client.saved(save(name, if name == "late" { Some(3600) } else { Some(1) })));
+    // A state that expires later has time until then, however slow the machine is.
+    let [soon, replaced, longer, late] = [("soon", 1), ("replaced", 1), ("longer", 60), ("late", 3600)]
+        .map(|(name, ttl_seconds)| client.saved(save(name, Some(ttl_seconds))));
     client.saved(save("replaced", None));
     let store = &service.training().store;
+    let expires = |path: &StatePath| store.saved(path).unwrap().expires;
+    let before = expires(&longer).unwrap();
     service.expire(&longer, Some(3600)).unwrap();
+    assert!(expires(&longer).unwrap() > before + 3000);
     service.expire(&late, Some(1)).unwrap();
     testing::wait_until("two states are deleted", || !store.dir(&soon).exists() && !store.dir(&late).exists());
     assert!(store.saved(&soon).unwrap_err().message.contains("nothing is saved as"));
     let names: Vec<String> = store.list(&client.model).into_iter().map(|listed| listed.path.name).collect();
     assert_eq!(names, ["longer", "replaced"]);
     service.expire(&longer, None).unwrap();
-    assert_eq!((store.saved(&longer).unwrap().expires, store.saved(&replaced).unwrap().expires), (None, None));
+    assert_eq!((expires(&longer), expires(&replaced)), (None, None));
     // A state whose time comes while no server runs is deleted by the next one.
     service.expire(&longer, Some(1)).unwrap();
     let dir = store.dir(&longer);
