@@ -35,8 +35,8 @@ pub fn metrics(service: &Service) -> Response {
         seconds("lockstep_serve_training_longest_wait_seconds", "The longest wait now.", false, training.longest_wait),
         counter("lockstep_serve_training_requests_total", "Requests that were computed.", counts.requests),
         seconds("lockstep_serve_training_wait_seconds_total", "Time of their waits together.", true, counts.waited),
-        counter("lockstep_serve_training_passes_total", "Passes.", counts.passes),
-        counter("lockstep_serve_training_steps_total", "Optimizer steps.", counts.steps),
+        counter("lockstep_serve_training_passes_total", "Passes that succeeded.", counts.passes),
+        counter("lockstep_serve_training_steps_total", "Optimizer steps that were taken.", counts.steps),
         counter("lockstep_serve_training_tokens_total", "Tokens in the sequences of passes.", counts.tokens),
         seconds("lockstep_serve_training_seconds_total", "Time of training.", true, counts.time),
     ];

@@ -3,7 +3,7 @@
 use crate::error::{ApiError, answer, shortened};
 use crate::metrics::metrics;
 use crate::openai::{Endpoint, Wanted, models, now, respond};
-use crate::tinker::{MOST_TRAINING_BODY, START, Tinker, TinkerError, rest};
+use crate::tinker::{MOST_TRAINING_BODY, Tinker, TinkerError, kept, rest};
 use axum::Router;
 use axum::body::{Body, HttpBody};
 use axum::extract::{Path, Request, State};
@@ -200,7 +200,7 @@ async fn tinker(State(site): Shared, Path(route): Path<String>, request: Request
         if head.method == Method::POST {
             check_type(&head.headers, &[JSON, PROTOBUF])?;
         }
-        receive(body, MOST_TRAINING_BODY).await
+        receive(body, MOST_TRAINING_BODY, kept(&head.headers)).await
     };
     let received = match read.await {
         Ok(received) => received,
@@ -211,8 +211,8 @@ async fn tinker(State(site): Shared, Path(route): Path<String>, request: Request
         let bytes = match received {
             Received::Whole(bytes) => bytes,
             Received::TooLarge { start } => {
-                site.tinker.refuse(&route, &head.headers, &start);
-                return Err(too_large(MOST_TRAINING_BODY).into());
+                let error = too_large(MOST_TRAINING_BODY).into();
+                return Err(site.tinker.refuse(error, &route, &head.headers, &start));
             }
         };
         let query = head.uri.query().unwrap_or_default();
@@ -270,15 +270,16 @@ fn too_large(most: usize) -> ApiError {
 }
 
 async fn read(body: Body, most: usize) -> Result<Vec<u8>, ApiError> {
-    match receive(body, most).await? {
+    match receive(body, most, 0).await? {
         Received::Whole(bytes) => Ok(bytes),
         Received::TooLarge { .. } => Err(too_large(most)),
     }
 }
 
-async fn receive(body: Body, most: usize) -> Result<Received, ApiError> {
+/// `start`: the number of bytes that are kept of a body with more than `most`.
+async fn receive(body: Body, most: usize, start: usize) -> Result<Received, ApiError> {
     let bad = |status, message: String| Err(ApiError::bad(status, message));
-    match tokio::time::timeout(BODY_TIMEOUT, read_all(body, most)).await {
+    match tokio::time::timeout(BODY_TIMEOUT, read_all(body, most, start)).await {
         Ok(Ok(received)) => Ok(received),
         Ok(Err(error)) => bad(StatusCode::BAD_REQUEST, format!("the body is incomplete: {error}")),
         Err(_) => {
@@ -290,7 +291,7 @@ async fn receive(body: Body, most: usize) -> Result<Received, ApiError> {
 
 /// The bytes of a body. Most clients read a response only after they have sent the whole
 /// body, so the rest of a body that is too large is received and dropped, up to a second limit.
-async fn read_all(body: Body, most: usize) -> Result<Received, axum::Error> {
+async fn read_all(body: Body, most: usize, start: usize) -> Result<Received, axum::Error> {
     let (mut stream, mut bytes, mut length) = (body.into_data_stream(), Vec::new(), 0);
     while length <= MOST_DROPPED
         && let Some(chunk) = stream.next().await
@@ -300,7 +301,7 @@ async fn read_all(body: Body, most: usize) -> Result<Received, axum::Error> {
         if length <= most {
             bytes.extend_from_slice(&chunk);
         } else {
-            bytes.truncate(START);
+            bytes.truncate(start);
             bytes.shrink_to_fit();
         }
     }

@@ -1,6 +1,7 @@
 //! Tinker's API over loopback, with the bytes that the stock client sends.
 
 use super::*;
+use crate::tinker::HOLD;
 use crate::tinker::proto::{
     BatchedTensor, Chunk, ChunkKind, DType, Datum, EncodedTextChunk, Encoding, ForwardBackwardOutput,
     ForwardBackwardRequest, SampleResponse, Tensor,
@@ -8,6 +9,7 @@ use crate::tinker::proto::{
 use lockstep::service::training::rfc3339;
 use prost::Message;
 use ruzstd::encoding::{CompressionLevel, compress_to_vec};
+use std::time::Duration;
 
 /// A client with a session and one model.
 struct Client<'a> {
@@ -338,6 +340,15 @@ fn every_refusal_uses_up_the_number_of_its_request() {
     refused(client.post_message(ZSTD, b"zstd"), 400, "not zstd");
     refused(client.post_message(GZIP, b"\x1f\x8b"), 415, "gzip is not supported");
     client.pass(11, &ids, true);
+    // A number that is too far ahead is not used up: the request is judged when it arrives again.
+    let far = serde_json::json!({"model_id": client.model, "seq_id": 1000, "adam_params": 1}).to_string();
+    refused(server.send("POST", "/api/v1/optim_step", &headers, &far), 429, "the queue is full");
+    let near = far.replace("1000", "12");
+    refused(server.send("POST", "/api/v1/optim_step", &headers, &near), 400, "does not fit");
+    client.pass(13, &ids, true);
+    let metadata = json!({"session_id": client.session, "model_seq_id": 1, "base_model": "tiny",
+        "user_metadata": {"a": "b".repeat(1 << 17)}});
+    refused(server.post("/api/v1/create_model", &metadata), 400, "`user_metadata` has 131080 bytes");
 }
 
 #[test]
@@ -355,24 +366,31 @@ fn a_sample_of_a_session_that_ends_is_gone() {
     let (status, _, body) = client.retrieve(&promise);
     assert!(status == 410, "{status}: {}", String::from_utf8_lossy(&body));
     server.wait_until_idle();
-    assert_eq!(server.service.status().cancelled, 1);
+    // Counts are published after the response.
+    testing::wait_until("the prompt is counted", || server.service.status().cancelled == 1);
 }
 
 #[test]
 fn a_server_that_stops_does_not_wait_for_results_that_never_come() {
-    let server = Running::new();
-    let client = Client::new(&server);
-    // Request 1 never arrives.
-    let promise = client.post_pass(2, &[1, 2, 3], true).json();
-    let start = std::time::Instant::now();
-    std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| client.retrieve(&promise).0);
-        std::thread::sleep(std::time::Duration::from_millis(300));
-        server.stop.store(true, Ordering::Relaxed);
-        testing::wait_until("the server has stopped", || server.thread.as_ref().unwrap().is_finished());
-        assert!(waiting.join().is_ok_and(|status| status == 408));
+    // A server that stops before the client has asked refuses it, so that a slow machine needs another try.
+    let answered = (0..5).any(|tries| {
+        let server = Running::new();
+        let client = Client::new(&server);
+        // Request 1 never arrives.
+        let promise = client.post_pass(2, &[1, 2, 3], true).json();
+        let start = std::time::Instant::now();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| client.retrieve(&promise).0);
+            std::thread::sleep(Duration::from_millis(300 << tries));
+            server.stop.store(true, Ordering::Relaxed);
+            testing::wait_until("the server has stopped", || server.thread.as_ref().unwrap().is_finished());
+            waiting.join().is_ok_and(|status| {
+                assert!(status == 408 && start.elapsed() < HOLD, "{status} after {:?}", start.elapsed());
+                true
+            })
+        })
     });
-    assert!(start.elapsed() < std::time::Duration::from_secs(15));
+    assert!(answered);
 }
 
 #[test]

@@ -109,7 +109,14 @@ impl Futures {
         }
     }
 
-    /// The session of a request whose tokens are being drawn.
+    /// Notes the session of a request.
+    pub fn belongs(&self, id: u64, session: Arc<str>) {
+        if let Some(entry) = self.lock().entries.get_mut(&id) {
+            entry.session = Some(session);
+        }
+    }
+
+    /// The session of a request that has no result yet.
     pub fn session(&self, id: u64) -> Option<Arc<str>> {
         self.lock().entries.get(&id).filter(|entry| entry.ended.is_none())?.session.clone()
     }
@@ -168,6 +175,17 @@ impl Futures {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_request_belongs_to_its_session_until_it_has_a_result() {
+        let futures = Futures::new("r".to_owned());
+        let id = futures.reserve();
+        assert_eq!(futures.session(id), None);
+        futures.belongs(id, "s".into());
+        assert_eq!(futures.session(id), Some("s".into()));
+        futures.complete(id, Answer::Gone);
+        assert_eq!(futures.session(id), None);
+    }
 
     #[test]
     fn a_wait_ends_with_the_result_or_the_server() {

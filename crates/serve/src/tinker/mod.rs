@@ -26,7 +26,7 @@ mod tensors;
 mod tests;
 mod write;
 
-pub use packed::{MOST_TRAINING_BODY, START};
+pub use packed::{MOST_TRAINING_BODY, kept};
 pub use rest::rest;
 
 use crate::error::{ApiError, answer, with_retry};
@@ -43,7 +43,9 @@ use std::time::Duration;
 use write::Sequences;
 
 /// The time for which a request for a result is held; clients end it after 45 seconds.
-const HOLD: Duration = Duration::from_secs(30);
+pub const HOLD: Duration = Duration::from_secs(30);
+/// The largest size of a client's data about a model in bytes, which stays as long as the model.
+const MOST_METADATA: usize = 64 << 10;
 /// Separates the id of a sampler from the numbers of request and sequence in the id of a sequence.
 const SEQUENCE: char = '#';
 
@@ -73,6 +75,13 @@ impl TinkerError {
     fn is_final(&self) -> bool {
         let again = [StatusCode::REQUEST_TIMEOUT, StatusCode::CONFLICT, StatusCode::TOO_MANY_REQUESTS];
         self.status.is_client_error() && !again.contains(&self.status)
+    }
+
+    /// The client sends the request again, with the same number.
+    fn full() -> TinkerError {
+        let detail = "the queue is full: requests of this model, or the data of all models, wait to be computed; send \
+                      the request again later";
+        TinkerError { status: StatusCode::TOO_MANY_REQUESTS, detail: detail.to_owned() }
     }
 
     fn not_found(failure: Failure) -> TinkerError {
@@ -147,20 +156,18 @@ impl Tinker {
     /// Responds to `POST /api/v1/{route}`, except for the results of requests.
     pub fn post(&self, route: &str, headers: &HeaderMap, body: &[u8]) -> Replied {
         let replied = packed::unpack(headers, body).and_then(|body| self.respond(route, &body));
-        if replied.as_ref().is_err_and(TinkerError::is_final) {
-            self.refuse(route, headers, body);
-        }
-        replied
+        replied.map_err(|error| if error.is_final() { self.refuse(error, route, headers, body) } else { error })
     }
 
     /// Uses up the number of a request that was refused, whose body begins with `start`: the client continues with the
-    /// next number. Changes nothing for a number that is used up, and for requests without one.
-    pub fn refuse(&self, route: &str, headers: &HeaderMap, start: &[u8]) {
+    /// next number. Changes nothing for a number that is used up, and for requests without one. Returns the error for
+    /// the client: a request whose number is too far ahead is judged when it arrives again.
+    pub fn refuse(&self, error: TinkerError, route: &str, headers: &HeaderMap, start: &[u8]) -> TinkerError {
         let start = packed::start(headers, start);
         let place = if is_pass(route) { place::from_message(&start) } else { place::from_json(&start) };
-        if let Some(Place { model, number, is_data }) = place {
-            self.service.refuse((&model, number), is_data);
-        }
+        let is_used_up =
+            place.is_none_or(|Place { model, number, is_data }| self.service.refuse((&model, number), is_data));
+        if is_used_up { error } else { TinkerError::full() }
     }
 
     fn respond(&self, route: &str, body: &[u8]) -> Replied {
@@ -246,6 +253,11 @@ impl Tinker {
 
     /// Submits the first request of a model.
     fn create(&self, place: (&str, u64), user_metadata: Value, job: Job, body: &[u8]) -> Replied {
+        let size = user_metadata.to_string().len();
+        if size > MOST_METADATA {
+            let detail = format!("`user_metadata` has {size} bytes: send at most {MOST_METADATA}");
+            return Err(TinkerError::bad(detail));
+        }
         let id = self.futures.reserve();
         let model = format!("{}:train:{}", place.0, place.1);
         let reply = self.reply(id, &model);
@@ -269,6 +281,7 @@ impl Tinker {
 
     /// Completes the request `id` of a model.
     fn reply(&self, id: u64, model: &str) -> Reply {
+        self.futures.belongs(id, model.split(':').next().unwrap_or_default().into());
         let (futures, model) = (self.futures.clone(), model.to_owned());
         Box::new(move |result| futures.complete(id, write::done(&model, result)))
     }
@@ -282,17 +295,12 @@ impl Tinker {
             Ok(Submitted::New) => id,
             Ok(Submitted::Repeated(first)) => first,
             Ok(other) => {
-                let (status, detail) = match other {
-                    // The client sends the request again, with the same number.
-                    Submitted::Full => (
-                        StatusCode::TOO_MANY_REQUESTS,
-                        "the queue is full: requests of this model, or the data of all models, wait to be computed; \
-                         send the request again later",
-                    ),
-                    Submitted::Old => (StatusCode::UNPROCESSABLE_ENTITY, "the seq_id is too old"),
-                    _ => (StatusCode::UNPROCESSABLE_ENTITY, "another request has this seq_id"),
+                let detail = match other {
+                    Submitted::Full => return Err(TinkerError::full()),
+                    Submitted::Old => "the seq_id is too old",
+                    _ => "another request has this seq_id",
                 };
-                return Err(TinkerError { status, detail: detail.to_owned() });
+                return Err(TinkerError { status: StatusCode::UNPROCESSABLE_ENTITY, detail: detail.to_owned() });
             }
             Err(failure) if failure.cause == Cause::Request => return Err(TinkerError::not_found(failure)),
             Err(failure) => return Err(failure.into()),

@@ -8,9 +8,11 @@ use std::io::Read;
 
 /// The maximum size of a body in bytes, also after decompression: data of a whole step.
 pub const MOST_TRAINING_BODY: usize = 64 << 20;
-/// The number of bytes at the beginning of a body that are kept if the body is too large. It is more than zstd needs
-/// for its first block.
-pub const START: usize = 256 << 10;
+/// The number of bytes at the beginning of a body that are kept, decompressed, if the body is too large.
+const START: usize = 256 << 10;
+/// The same of a compressed body. The decoder keeps back the last bytes of an incomplete body, up to zstd's window,
+/// which has at most 8 MiB in the usual levels, and data may be incompressible.
+const ENCODED_START: usize = 16 << 20;
 
 /// The decompressed body.
 pub fn unpack<'a>(headers: &HeaderMap, body: &'a [u8]) -> Result<Cow<'a, [u8]>, TinkerError> {
@@ -33,6 +35,11 @@ pub fn unpack<'a>(headers: &HeaderMap, body: &'a [u8]) -> Result<Cow<'a, [u8]>, 
             Err(TinkerError { status: StatusCode::UNSUPPORTED_MEDIA_TYPE, detail })
         }
     }
+}
+
+/// The number of bytes at the beginning of a body that are kept if the body is too large.
+pub fn kept(headers: &HeaderMap) -> usize {
+    if encoding(headers).is_some() { ENCODED_START } else { START }
 }
 
 /// The beginning of the decompressed body, as far as it is valid. `start` is the beginning of the body.

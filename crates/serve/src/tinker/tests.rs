@@ -6,6 +6,7 @@ use super::proto::{
 };
 use super::read::{json, pass, pass_job};
 use super::*;
+use axum::http::HeaderValue;
 use lockstep::service::training::{ClipRange, TokenLoss};
 use proptest::prelude::*;
 use prost::Message;
@@ -66,6 +67,21 @@ fn a_pass_is_read_from_chunks_and_tensors() {
     // A pass without a gradient needs no loss.
     let forward = job(|r| (r.forward_only, r.loss_fn) = (true, String::new()));
     assert!(matches!(forward, Ok(Job::Pass { loss: None, .. })));
+}
+
+#[test]
+fn the_beginning_of_a_compressed_body_is_enough_for_a_large_window() {
+    let headers = HeaderMap::from_iter([(header::CONTENT_ENCODING, HeaderValue::from_static("zstd"))]);
+    // Blocks without compression, as of random data, in a frame with a window of 8 MiB.
+    let block: Vec<u8> = (0..128 << 10).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let mut body = vec![0x28, 0xb5, 0x2f, 0xfd, 0, 13 << 3];
+    while body.len() < packed::kept(&headers) {
+        body.extend(&(block.len() as u32 * 8).to_le_bytes()[..3]);
+        body.extend(&block);
+    }
+    body.truncate(packed::kept(&headers));
+    let start = packed::start(&headers, &body);
+    assert!(start.len() == packed::kept(&HeaderMap::new()) && start.starts_with(&block), "{} bytes", start.len());
 }
 
 #[test]
