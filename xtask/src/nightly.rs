@@ -377,8 +377,6 @@ mod tests {
 
     #[test]
     fn an_unknown_check_is_refused() {
-        assert!(
-            run(&["emulat"]).unwrap_err().contains("unknown check emulat; available: commands, emulate, fleet_ends")
-        );
+        assert!(run(&["emulat"]).unwrap_err().contains("unknown check emulat; available: agents, commands, emulate"));
     }
 }
