@@ -319,10 +319,13 @@ impl Training {
         over
     }
 
-    /// Notes that a model exists.
+    /// Notes that a model exists, also if an earlier request could not create it.
     fn created(&self, model: &str, info: ModelInfo) {
-        if let Some(entry) = self.lock().models.get_mut(model) {
+        let mut inner = self.lock();
+        let Inner { models, sessions, .. } = &mut *inner;
+        if let Some(entry) = models.get_mut(model) {
             entry.info = Some(info);
+            entry.is_over = sessions.get(&entry.session).is_none_or(|session| session.closed.is_some());
         }
     }
 
