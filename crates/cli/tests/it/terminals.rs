@@ -5,6 +5,7 @@
 use super::distributed::{distributed, pids};
 use crate::support::command;
 use crate::support::runs::{arguments, directory, good};
+use std::cell::RefCell;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use std::process::{Child, Stdio};
 
 /// A terminal with a shell that runs the program, and then writes its exit code to the file `code`.
 struct Terminal {
-    script: Child,
+    script: RefCell<Child>,
     code: PathBuf,
     shown: PathBuf,
 }
@@ -41,11 +42,12 @@ impl Terminal {
         }
         script.args(["--quiet", "--flush", "--command", &line]).arg(&shown).current_dir(root);
         script.env("SHELL", "/bin/sh").env("TERM", "xterm").stdin(Stdio::piped()).stdout(Stdio::null());
-        Terminal { script: script.stderr(Stdio::null()).spawn().unwrap(), code, shown }
+        let script = script.stderr(Stdio::null()).spawn().unwrap();
+        Terminal { script: RefCell::new(script), code, shown }
     }
 
     fn press_ctrl_c(&mut self) {
-        self.script.stdin.as_mut().unwrap().write_all(b"\x03").unwrap();
+        self.script.get_mut().stdin.as_mut().unwrap().write_all(b"\x03").unwrap();
     }
 
     /// The terminal's contents.
@@ -54,23 +56,25 @@ impl Terminal {
     }
 
     fn close(&mut self) {
-        self.script.kill().unwrap();
-        self.script.wait().unwrap();
+        self.script.get_mut().kill().unwrap();
+        self.script.get_mut().wait().unwrap();
     }
 
-    /// Waits until the program exits, and returns its exit code.
+    /// Waits until the program exits and the terminal has shown all of its output, and returns the program's exit code.
     fn code(&self, what: &str) -> i32 {
         let code = testing::wait_for(&format!("{what} ends"), || {
             fs::read_to_string(&self.code).ok().filter(|text| text.ends_with('\n'))
         });
+        let has_ended = || !matches!(self.script.borrow_mut().try_wait(), Ok(None));
+        testing::wait_until(&format!("the terminal of {what} ends"), has_ended);
         code.trim().parse().unwrap()
     }
 }
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        let _ = self.script.kill();
-        let _ = self.script.wait();
+        let _ = self.script.get_mut().kill();
+        let _ = self.script.get_mut().wait();
     }
 }
 
