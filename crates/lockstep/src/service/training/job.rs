@@ -73,17 +73,17 @@ pub enum Job {
 impl Job {
     /// The bytes of its data.
     pub(super) fn bytes(&self) -> usize {
-        let of_datum = |datum: &Datum| {
-            let of_input = |(name, values): &(String, Vec<f32>)| {
+        let datum_bytes = |datum: &Datum| {
+            let input_bytes = |(name, values): &(String, Vec<f32>)| {
                 size_of::<(String, Vec<f32>)>() + name.len() + size_of::<f32>() * values.len()
             };
-            let inputs = datum.inputs.iter().map(of_input).sum::<usize>();
+            let inputs = datum.inputs.iter().map(input_bytes).sum::<usize>();
             size_of::<Datum>() + size_of::<u32>() * (datum.ids.len() + datum.targets.len()) + inputs
         };
         let own = match self {
             Job::Pass { datums, samplers, .. } => {
                 let samplers = samplers.iter().map(|id| size_of::<String>() + id.len());
-                datums.iter().map(of_datum).chain(samplers).sum()
+                datums.iter().map(datum_bytes).chain(samplers).sum()
             }
             Job::Save { name: text, .. } | Job::SaveForSampler { name: text, .. } | Job::Load { path: text, .. } => {
                 text.len()
