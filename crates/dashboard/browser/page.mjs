@@ -41,11 +41,9 @@ export async function open(address, { width = 1280, height = 900, scheme = "ligh
   // The requests for data without a response, except for the stream of updates, which has no end.
   page.open = new Set();
   const isData = (url) => url.includes("/api/") && !url.includes("/api/events");
-  page.on("request", (request) => {
-    // A reload drops all requests.
-    if (request.isNavigationRequest()) page.open.clear();
-    if (isData(request.url())) page.open.add(request);
-  });
+  page.on("request", (request) => isData(request.url()) && page.open.add(request));
+  // A reload drops the requests of the page before.
+  page.on("domcontentloaded", () => page.open.clear());
   for (const end of ["requestfinished", "requestfailed"]) page.on(end, (request) => page.open.delete(request));
   await page.goto(`${base}/${address}`);
   return page;
