@@ -415,13 +415,18 @@ impl RunFiles {
     pub fn facts(&mut self, name: &str) -> Map<String, Value> {
         self.refresh();
         let state = self.state();
-        self.facts_as(name, state, &self.verdict_as(state != "running"))
-    }
-
-    /// The facts about a run that was just [refreshed](Self::refresh), given its state and the verdict.
-    pub fn facts_as(&mut self, name: &str, state: &'static str, verdict: &Verdict) -> Map<String, Value> {
         // The mark precedes the other facts: a group that is recorded in between changes the mark of the next ones.
         let mark = self.mark(state);
+        self.facts_as(name, (state, &mark), &self.verdict_as(state != "running"))
+    }
+
+    /// The facts about a run that was just [refreshed](Self::refresh), given its state and mark and the verdict.
+    pub fn facts_as(
+        &mut self,
+        name: &str,
+        (state, mark): (&'static str, &str),
+        verdict: &Verdict,
+    ) -> Map<String, Value> {
         let (config, profile, (step, total)) = (self.config(), self.profile.value(), self.progress());
         let (groups, evaluations, updates) = (self.groups(), self.evaluations(), self.updates());
         let count = |file: &Option<Arc<GroupFile>>| file.as_ref().map(|file| file.index().len());

@@ -1,6 +1,6 @@
 // The controls of all charts in a view: the x axis and its visible part, smoothing, and the logarithmic axis. Their
 // state is in the URL.
-import { change, fill, h, number, place } from "/lib/lib.js";
+import { change, fill, h, number, place, soon } from "/lib/lib.js";
 
 /** The validated chart settings in the URL. `part` is the visible part of the x axis; null: everything. */
 export function chosenOf(words, axes) {
@@ -47,10 +47,6 @@ export function chartTools() {
   const names = { step: "step", minutes: "minutes", tokens: "tokens" };
   const axis = h("select", { "aria-label": "x axis", onchange: () => change({ x: axis.value === "step" ? "" : axis.value, from: "", to: "" }) });
   const amount = h("output", {});
-  const later = (words) => {
-    clearTimeout(smooth.waits);
-    smooth.waits = setTimeout(() => smooth.isConnected && change(words), 80);
-  };
   const smooth = h("input", {
     type: "range",
     min: 0,
@@ -60,7 +56,7 @@ export function chartTools() {
     title: "Exponential moving average: the weight of an earlier point, relative to the next",
     oninput: () => {
       amount.textContent = Number(smooth.value) ? smooth.value : "off";
-      later({ smooth: Number(smooth.value) || "" });
+      soon(smooth, 80, () => change({ smooth: Number(smooth.value) || "" }));
     },
   });
   const log = h("input", { type: "checkbox", onchange: () => change({ log: log.checked ? "1" : "" }) });

@@ -1,6 +1,21 @@
 // All runs: their results, the keys in which they differ, and up to eight of their curves in one chart.
 import { COLORS } from "/charts/curve.js";
-import { address, change, counted, fill, filterBox, get, h, key as named, number, place, titleOf, turns } from "/lib/lib.js";
+import {
+  address,
+  change,
+  counted,
+  fill,
+  filterBox,
+  get,
+  h,
+  keepFocus,
+  key as named,
+  number,
+  oneAtATime,
+  place,
+  titleOf,
+  turns,
+} from "/lib/lib.js";
 import { overlay } from "/home/overlay.js";
 import { sparkline } from "/lib/spark.js";
 
@@ -21,7 +36,6 @@ const COLUMNS = [
   ["changed", "last line", (one) => one.changed_s, (one) => date(one.changed_s)],
 ];
 
-const nameOf = (control) => control.getAttribute("aria-label") ?? control.textContent;
 const link = (one) => h("a", { href: address(one.id, "overview") }, titleOf(one));
 const state = ({ state, step, total }) => `${state === "running" ? "● " : ""}${state}, step ${step}${total ? ` of ${total}` : ""}`;
 const alarms = (one) =>
@@ -85,31 +99,30 @@ export async function home(main) {
         COLUMNS.map(([id, , , cell]) => h(id === "run" ? "th" : "td", id === "run" ? { scope: "row" } : {}, cell(one))),
         wide.map((key) => h("td", {}, plain(one.keys[key]))),
       );
-    // The focused control is found again by its name.
-    const focused = list.contains(document.activeElement) ? nameOf(document.activeElement) : null;
-    fill(
-      list,
-      h(
-        "table",
-        { class: "wide" },
+    keepFocus(list, () =>
+      fill(
+        list,
         h(
-          "thead",
-          {},
+          "table",
+          { class: "wide" },
           h(
-            "tr",
+            "thead",
             {},
-            h("th", { scope: "col" }, h("span", { class: "unseen" }, "chosen")),
-            COLUMNS.map(([id, name, sorts]) => (sorts || !name ? heading(id, name) : h("th", { scope: "col" }, name))),
-            wide.map((key) => heading(`key:${key}`, named(key))),
+            h(
+              "tr",
+              {},
+              h("th", { scope: "col" }, h("span", { class: "unseen" }, "chosen")),
+              COLUMNS.map(([id, name, sorts]) => (sorts || !name ? heading(id, name) : h("th", { scope: "col" }, name))),
+              wide.map((key) => heading(`key:${key}`, named(key))),
+            ),
           ),
+          h("tbody", {}, shown.map(row)),
         ),
-        h("tbody", {}, shown.map(row)),
+        keys.length > wide.length
+          ? h("p", {}, `${counted(keys.length - wide.length, "more key")} differ; the view Run compares two runs.`)
+          : null,
       ),
-      keys.length > wide.length
-        ? h("p", {}, `${counted(keys.length - wide.length, "more key")} differ; the view Run compares two runs.`)
-        : null,
     );
-    if (focused) [...list.querySelectorAll("a, button, input")].find((one) => nameOf(one) === focused)?.focus();
     fill(seeds, groups(shown));
     await curves.update(words, chosen.map((id) => runs.find((one) => one.id === id)));
     if (!isLate()) drawn = what;
@@ -131,16 +144,9 @@ export async function home(main) {
       onchange: () => change({ on: toggled().join(",") }),
     });
   }
-  // One at a time: a poll that begins before the last one has ended would make it late.
-  let polls = false;
-  const poll = async () => {
-    if (document.hidden || polls) return;
-    polls = true;
-    // The next poll tries again.
-    await draw(place().words).catch(() => {});
-    polls = false;
-  };
-  const waits = setInterval(poll, 5000);
+  // A poll that begins before the last one has ended would make it late. After an error, the next poll tries again.
+  const poll = oneAtATime(() => draw(place().words).catch(() => {}));
+  const waits = setInterval(() => document.hidden || poll(), 5000);
   return {
     update: draw,
     end: () => {

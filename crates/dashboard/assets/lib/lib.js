@@ -55,12 +55,46 @@ export function filterBox(what, placeholder = `Filter ${what}`) {
     placeholder,
     "aria-label": `Filter ${what}`,
     value: place().words.filter ?? "",
-    oninput: () => {
-      clearTimeout(filter.waits);
-      filter.waits = setTimeout(() => filter.isConnected && change({ filter: filter.value }), 200);
-    },
+    oninput: () => soon(filter, 200, () => change({ filter: filter.value })),
   });
   return filter;
+}
+
+/** Runs a function after some milliseconds without another call for the element, if the element is still shown. */
+export function soon(element, milliseconds, run) {
+  clearTimeout(element.waits);
+  element.waits = setTimeout(() => element.isConnected && run(), milliseconds);
+}
+
+/** Wraps a function so that a call is skipped while an earlier one is in progress. */
+export function oneAtATime(run) {
+  let isRunning = false;
+  return async (...given) => {
+    if (isRunning) return;
+    isRunning = true;
+    try {
+      await run(...given);
+    } finally {
+      isRunning = false;
+    }
+  };
+}
+
+const labelOf = (one) => `${one.tagName} ${one.getAttribute("aria-label") ?? (one.matches("select") ? "" : one.textContent)}`;
+
+/**
+ * Draws the contents of a box again, and focuses the element with the name of the one that had the focus. `nameOf`
+ * returns the name of an element, or null if it does not keep the focus. Returns the focused element.
+ */
+export function keepFocus(box, draw, nameOf = labelOf) {
+  const at = document.activeElement;
+  const wanted = box.contains(at) ? nameOf(at) : null;
+  draw();
+  if (wanted === null) return;
+  const all = box.querySelectorAll("a, button, input, select, summary, [tabindex]");
+  const same = [...all].find((one) => nameOf(one) === wanted);
+  same?.focus({ preventScroll: true });
+  return same;
 }
 
 /** A response of the server; null for status 404. */

@@ -14,6 +14,7 @@ import {
   isActive,
   isOpen,
   isReward,
+  keepFocus,
   marked,
   number,
   percent,
@@ -99,8 +100,7 @@ export async function overview(main, { run, facts, runs }) {
     ]);
     alarms.querySelectorAll("details").forEach((one) => (one.open = opened.has(one.dataset.alarm)));
     const listed = JSON.stringify([runs.map((one) => one.id), other ? words.vs : null]);
-    const chosen = tools.contains(document.activeElement) && document.activeElement.matches("select");
-    refill(tools, listed, () => [
+    const controls = () => [
       h(
         "label",
         {},
@@ -115,8 +115,8 @@ export async function overview(main, { run, facts, runs }) {
         ),
       ),
       reportLink(run, other ? words.vs : null),
-    ]);
-    if (chosen) tools.querySelector("select").focus();
+    ];
+    keepFocus(tools, () => refill(tools, listed, controls));
     fill(
       compared,
       other ? [differing([facts, otherFacts]), results([run, words.vs], [facts, otherFacts], [series, other])] : null,

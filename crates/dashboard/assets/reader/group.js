@@ -2,7 +2,7 @@
 import { completion, total } from "/reader/completion.js";
 import { completionJson, copyButton, groupJson } from "/reader/copy.js";
 import { fold } from "/rollouts/fold.js";
-import { address, around, change, counted, h, hasSpread, place, refill } from "/lib/lib.js";
+import { address, around, change, counted, h, hasSpread, keepFocus, place, refill } from "/lib/lib.js";
 import { pair } from "/reader/pair.js";
 import { pushed } from "/reader/pushed.js";
 import { rendered } from "/rendered/rendered.js";
@@ -51,28 +51,21 @@ const howOf = (data, words) => ({
   promptEnd: data.prompt_end,
 });
 
-/** Draws the group again and restores the keyboard focus. */
-function keepFocus(box, draw) {
-  const at = document.activeElement;
-  const isInside = box.contains(at);
-  const name = (one) => {
-    const text = one.matches("button, summary") ? one.textContent : one.getAttribute("aria-label");
-    return [one.tagName, one.closest(".completion")?.dataset.number, text].join(" ");
-  };
-  const [wanted, token] = isInside ? [name(at), at.readAt?.()] : [];
-  draw();
-  if (!isInside) return;
-  const same = [...box.querySelectorAll("button, select, summary, [tabindex]")].find((one) => name(one) === wanted);
-  same?.focus({ preventScroll: true });
-  if (token >= 0) same?.readAt?.(token);
-}
+/** The name of a control of the group, which keeps the focus. */
+const nameOf = (one) => {
+  if (!one.matches("button, select, summary, [tabindex]")) return null;
+  const text = one.matches("button, summary") ? one.textContent : one.getAttribute("aria-label");
+  return [one.tagName, one.closest(".completion")?.dataset.number, text].join(" ");
+};
 
 /** Shows a group in a box; draws it again only if something other than the chosen completion has changed. */
 export function group(box, run, data, words, config) {
   const { c, ...others } = words;
   const what = JSON.stringify([run, data.of, data.place, others]);
   if (box.shows !== what) {
-    keepFocus(box, () => refill(box, what, () => content(run, data, words, config)));
+    const token = box.contains(document.activeElement) ? document.activeElement.readAt?.() : undefined;
+    const same = keepFocus(box, () => refill(box, what, () => content(run, data, words, config)), nameOf);
+    if (token >= 0) same?.readAt?.(token);
     box.chosen = undefined;
     box.dataset.place = data.place;
   }

@@ -1,5 +1,5 @@
 // The controls for the list of groups or prompts: step, filters, order and search.
-import { address, change, counted, fill, h } from "/lib/lib.js";
+import { address, change, counted, fill, h, soon } from "/lib/lib.js";
 import { fold } from "/rollouts/fold.js";
 import { ORDER, fallen } from "/rollouts/prompts.js";
 
@@ -48,7 +48,6 @@ export const query = (words, of) =>
 /** `view` has the state shared by all parts of the rollouts: run, of, facts, steps, list. */
 export function filters(view) {
   const element = h("form", { class: "tools", onsubmit: (event) => event.preventDefault() });
-  let searches = 0;
 
   const choice = (words, name, choices) =>
     h(
@@ -82,10 +81,7 @@ export function filters(view) {
       "aria-label": "Search",
       value: words.q ?? "",
       // The list is updated while the user types.
-      oninput: ({ target }) => {
-        clearTimeout(searches);
-        searches = setTimeout(() => change({ q: target.value, g: "" }), 300);
-      },
+      oninput: ({ target }) => soon(element, 300, () => change({ q: target.value, g: "" })),
     });
   const bound = (words, name, sign) =>
     h(
@@ -233,5 +229,5 @@ export function filters(view) {
     element.querySelectorAll("details").forEach((one) => (one.open = true));
     document.getElementById("search")?.focus();
   }
-  return { element, draw, news, seek, end: () => clearTimeout(searches) };
+  return { element, draw, news, seek };
 }

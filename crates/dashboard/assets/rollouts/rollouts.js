@@ -193,5 +193,5 @@ export async function rollouts(main, { run, facts, words, rebuild, before }) {
     return true;
   }
   const mapped = map.update(view.steps[1]);
-  return { update: draw, key, end: tools.end, pinned };
+  return { update: draw, key, pinned };
 }

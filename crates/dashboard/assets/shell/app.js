@@ -1,5 +1,5 @@
 // The frame of the page: runs, views, keyboard shortcuts, and updates of the displayed run.
-import { address, change, fill, get, h, kept, place, titleOf } from "/lib/lib.js";
+import { address, change, fill, get, h, kept, oneAtATime, place, titleOf } from "/lib/lib.js";
 import { headOf } from "/shell/head.js";
 import { announce } from "/shell/live.js";
 import { notices } from "/shell/notices.js";
@@ -49,7 +49,6 @@ let stream = null;
 // The number of events received, and whether the last request for the list of runs failed.
 let events = 0;
 let isAbsent = false;
-let isPolling = false;
 let hasFailed = false;
 
 async function start() {
@@ -64,25 +63,22 @@ async function start() {
   document.getElementById("skip").addEventListener("click", () => main.focus());
   document.addEventListener("visibilitychange", () => (document.hidden ? close() : shown.update && listen(shown)));
   await show();
-  setInterval(poll, 5000);
+  setInterval(oneAtATime(loadRuns), 5000);
 }
 
 /** Loads the list of runs. Its row of the displayed run is dropped if an event arrived in the meantime. */
-async function poll() {
+async function loadRuns() {
   // A hidden page only checks for notices.
   if (document.hidden && !bell?.isOn()) return;
-  if (isPolling) return;
-  isPolling = true;
   const [before, known] = [events, ids(runs)];
   const now = await get("runs").catch(() => null);
-  isPolling = false;
   isAbsent = !now;
   const newest = (row) => (before !== events && row.id === shown.run && runs.find((one) => one.id === row.id)) || row;
   runs = now?.map(newest) ?? runs;
   if (now) bell?.look(runs);
   if (document.hidden) return;
   // The server answers again, or the first run or the wanted one has begun.
-  if (now && !shown.view && (hasFailed || ids(now) !== known)) return show();
+  if (now && !shown.view && (hasFailed || ids(now) !== known)) return void show();
   // The browser opens a stream again that was interrupted, but not one that was refused.
   if (shown.update && shown.run && stream?.readyState !== EventSource.OPEN && stream?.readyState !== EventSource.CONNECTING)
     listen(shown);
@@ -123,8 +119,8 @@ async function show() {
     if (views === VIEWS && !one) return leave(absent(now.run));
     const name = views[now.view] ? now.view : "overview";
     document.title = [views[name][0], one && titleOf(one), "Lockstep"].filter(Boolean).join(" · ");
-    if (shown.run !== now.run || shown.view !== name || shown.of !== now.words.of)
-      view = await build(views[name][1], { run: now.run, view: name, name, of: now.words.of }, views === VIEWS);
+    const wanted = { run: now.run, view: name, of: now.words.of };
+    if (shown.isOld || !isSame(shown, wanted)) view = await build(views[name][1], wanted, views === VIEWS);
     // A view that is still being built is drawn afterwards, with the URL of that time.
     await view?.update?.(place().words);
     head();
@@ -134,11 +130,13 @@ async function show() {
   }
 }
 
+const isSame = (a, b) => a.run === b.run && a.view === b.view && a.of === b.of;
+
 /** Builds a view in place of the displayed one; null if that fails, or if another view was opened in the meantime. */
 async function build(load, view, hasFacts) {
   end();
   // The same view with other colours, if any.
-  const before = ["run", "name", "of"].every((key) => shown[key] === view[key]) ? shown : null;
+  const before = isSame(shown, view) ? shown : null;
   shown = view;
   const box = h("div");
   fill(main, box);
@@ -188,13 +186,13 @@ const absent = (run) =>
 
 /** Draws the view again with the current colours. */
 function redraw() {
-  shown.view = null;
+  shown.isOld = true;
   show();
 }
 
 /** Builds the view again with new data. */
 function rebuild() {
-  shown.name = null;
+  shown.pinned = undefined;
   redraw();
 }
 

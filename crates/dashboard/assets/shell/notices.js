@@ -1,7 +1,7 @@
 // Browser notifications, on request: an alarm was raised, or a run has ended. They cover runs in progress while a page
 // is open.
 import { activeAlarms } from "/shell/live.js";
-import { address, h, titleOf } from "/lib/lib.js";
+import { address, h, oneAtATime, titleOf } from "/lib/lib.js";
 
 /**
  * The button that enables notifications; null if the browser has none, as on pages from other machines without TLS.
@@ -51,17 +51,9 @@ export function notices(known) {
     }
   }
 
-  // One check at a time: overlapping checks would show the same alarms twice.
-  let isLooking = false;
-  async function look(runs) {
-    if (!isOn() || isLooking) return;
-    isLooking = true;
-    try {
-      await notify(runs);
-    } finally {
-      isLooking = false;
-    }
-  }
+  // Overlapping checks would show the same alarms twice.
+  const check = oneAtATime(notify);
+  const look = async (runs) => isOn() && check(runs);
 
   async function notify(runs) {
     // A run that has ended keeps its alarms: it may be resumed.

@@ -102,13 +102,14 @@ impl Events {
         }
         run.refresh();
         let state = run.state();
-        if run.mark(state) == self.seen {
+        let mark = run.mark(state);
+        if mark == self.seen {
             return None;
         }
         let verdict = run.verdict_as(state != "running");
         let alarms = run.active_alarms(&verdict).len();
-        let mut facts = run.facts_as(&self.name, state, &verdict);
-        self.seen = facts["mark"].as_str().unwrap_or_default().to_owned();
+        let mut facts = run.facts_as(&self.name, (state, &mark), &verdict);
+        self.seen = mark;
         let row = json!({
             "step": facts["step"], "total": facts["total"], "state": state, "verdict": facts["verdict"],
             "alarms": alarms, "silent_s": facts["silent_s"],
