@@ -289,8 +289,8 @@ async fn receive(body: Body, most: usize, start: usize) -> Result<Received, ApiE
     }
 }
 
-/// The bytes of a body. Most clients read a response only after they have sent the whole
-/// body, so the rest of a body that is too large is received and dropped, up to a second limit.
+/// The bytes of a body. Most clients read a response only after they have sent the whole body, so the rest of a body
+/// that is too large is received and dropped, up to a second limit.
 async fn read_all(body: Body, most: usize, start: usize) -> Result<Received, axum::Error> {
     let (mut stream, mut bytes, mut length) = (body.into_data_stream(), Vec::new(), 0);
     while length <= MOST_DROPPED

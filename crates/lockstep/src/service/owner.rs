@@ -309,7 +309,8 @@ impl Owner {
         let has_left = |open: &&Open| {
             open.client.as_ref().is_some_and(|(session, requested)| self.learners.has_left(session, *requested))
         };
-        let left: Vec<(u64, Arc<Deliver>)> =
+        // A request has several prompts.
+        let left: HashMap<u64, Arc<Deliver>> =
             self.open.values().filter(has_left).map(|open| (open.number, open.deliver.clone())).collect();
         for (number, deliver) in left {
             self.cancel(number);

@@ -14,7 +14,7 @@ use std::convert::Infallible;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-/// The message of a request that was cancelled. Requests without a session are cancelled by nobody but their clients.
+/// The message of a request that was cancelled. Only its client cancels a request without a session.
 const CANCELLED: &str = "the request was cancelled";
 /// The number of the latest response, for the ids of responses.
 static RESPONSES: AtomicU64 = AtomicU64::new(0);

@@ -161,9 +161,7 @@ impl Training {
 
     /// Notes that a client waits for a sequence, also after the end of its session.
     pub fn waits(&self, session: &str) {
-        if let Some(session) = self.lock().sessions.get_mut(session) {
-            session.seen = Instant::now();
-        }
+        self.lock().touch(session);
     }
 
     /// Whether the client of a sequence has left, which it requested at this time.
@@ -228,11 +226,8 @@ impl Training {
         let mut inner = self.lock();
         let Some(entry) = inner.models.get_mut(model) else { return Err(no_model(model)) };
         let submitted = entry.submit(number, identity, job, reply);
-        if let Some(session) = model.split(':').next()
-            && let Some(found) = inner.sessions.get_mut(session)
-        {
-            found.seen = Instant::now();
-        }
+        let session = entry.session.clone();
+        inner.touch(&session);
         Ok(submitted)
     }
 
@@ -390,6 +385,13 @@ impl Entry {
 }
 
 impl Inner {
+    /// Notes a sign of life of a session, if it exists.
+    fn touch(&mut self, session: &str) {
+        if let Some(session) = self.sessions.get_mut(session) {
+            session.seen = Instant::now();
+        }
+    }
+
     /// A session that was not closed, which has given a sign of life.
     fn open(&mut self, session: &str) -> Result<&mut Session, Failure> {
         let found = self.sessions.get_mut(session).filter(|found| found.closed.is_none());

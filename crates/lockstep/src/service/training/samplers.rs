@@ -9,7 +9,6 @@ use crate::rollouts::lineage::Lineage;
 use model::{Adapter, Updates};
 use rollout::{AdapterVersion, ModelVersion};
 use std::sync::Arc;
-use std::time::Instant;
 
 /// The latest requests of each sampler are remembered, to recognise those that arrive again.
 const MOST_SEEN: usize = 1 << 16;
@@ -141,9 +140,7 @@ impl Training {
         found.used = uses;
         let session = found.sampler.session.clone();
         let submitted = found.seen.submit(number, id, fingerprint);
-        if let Some(session) = inner.sessions.get_mut(&*session) {
-            session.seen = Instant::now();
-        }
+        inner.touch(&session);
         Ok(submitted)
     }
 

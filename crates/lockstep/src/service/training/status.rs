@@ -1,4 +1,4 @@
-//! Counts and times of training, for whoever watches the server.
+//! Counts and times of training, for the metrics of the server.
 
 use super::Training;
 use super::job::{Done, Pending};
