@@ -273,7 +273,7 @@ impl Optimizer {
         sharing: &Sharing,
         world_size: usize,
     ) -> Result<Vec<PathBuf>> {
-        self.part = Part::of(&shape(model, adapter), |spec| self.rule.is_unit(spec), 0, world_size);
+        self.part = part_of(&*self.rule, model, adapter, [0, world_size]);
         let (meta, memory) = (Memory::new(Device::Meta), memory.part("optimizer"));
         let shapes = OptimizerState::zeros(&meta, model, adapter, &self.config, self.rule.trees());
         let mut paths = Vec::new();
@@ -298,7 +298,7 @@ impl Optimizer {
         model: &ModelConfig,
         adapter: Option<&LoraConfig>,
         config: OptimizerConfig,
-        [rank, world_size]: [usize; 2],
+        ranks: [usize; 2],
         paths: &[PathBuf],
     ) -> Result<(Optimizer, Vec<Lent>)> {
         let (rule, meta) = (config.optim.rule(), Memory::new(Device::Meta));
@@ -308,7 +308,7 @@ impl Optimizer {
             lent.push(slot);
             Ok(params)
         })?;
-        let part = Part::of(&shape(model, adapter), |spec| rule.is_unit(spec), rank, world_size);
+        let part = part_of(&*rule, model, adapter, ranks);
         Ok((Optimizer::of(memory, model, adapter, config, state, part), lent))
     }
 
@@ -318,10 +318,10 @@ impl Optimizer {
         model: &ModelConfig,
         adapter: Option<&LoraConfig>,
         config: OptimizerConfig,
-        [rank, world_size]: [usize; 2],
+        ranks: [usize; 2],
     ) -> Optimizer {
         let (rule, meta) = (config.optim.rule(), Memory::new(Device::Meta));
-        let part = Part::of(&shape(model, adapter), |spec| rule.is_unit(spec), rank, world_size);
+        let part = part_of(&*rule, model, adapter, ranks);
         let shapes = OptimizerState::zeros(&meta, model, adapter, &config, rule.trees());
         let (state, counted) = shapes.counted(&memory.part("optimizer"), &part);
         Optimizer { counted, ..Optimizer::of(memory, model, adapter, config, state, part) }
@@ -404,6 +404,12 @@ impl Optimizer {
         };
         self.rule.step(ctx, step)
     }
+}
+
+/// The part of the parameters that a rank updates; `ranks` are its number and the number of all.
+fn part_of(rule: &dyn Rule, model: &ModelConfig, adapter: Option<&LoraConfig>, ranks: [usize; 2]) -> Part {
+    let [rank, world_size] = ranks;
+    Part::of(&shape(model, adapter), |spec| rule.is_unit(spec), rank, world_size)
 }
 
 /// The shape of the trained parameters.
