@@ -1,5 +1,6 @@
 //! Runs the cargo that started this program.
 
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -33,6 +34,16 @@ pub fn run(arguments: &[&str], environment: &[(&str, &str)]) -> Result<(), Strin
         Ok(status) => Err(format!("cargo {}: {status}", arguments.join(" "))),
         Err(error) => Err(format!("cargo {}: {error}", arguments.join(" "))),
     }
+}
+
+/// The output of `cargo metadata` with these arguments.
+pub fn metadata<T: DeserializeOwned>(arguments: &[&str]) -> Result<T, String> {
+    let output = command().args(["metadata", "--format-version", "1"]).args(arguments).output();
+    let output = output.map_err(|e| format!("cargo metadata: {e}"))?;
+    if !output.status.success() {
+        return Err(format!("cargo metadata: {}", String::from_utf8_lossy(&output.stderr)));
+    }
+    serde_json::from_slice(&output.stdout).map_err(|e| format!("cargo metadata: {e}"))
 }
 
 /// Builds the release profile and returns its directory.

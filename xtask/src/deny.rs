@@ -88,13 +88,7 @@ struct Dependency {
 pub fn check() -> Result<(), String> {
     let rules = std::fs::read_to_string(RULES).map_err(|e| format!("{RULES}: {e}"))?;
     let rules = toml::from_str(&rules).map_err(|e| format!("{RULES}: {e}"))?;
-    let output = cargo::command().args(["metadata", "--format-version", "1", "--all-features", "--locked"]).output();
-    let output = output.map_err(|e| format!("cargo metadata: {e}"))?;
-    if !output.status.success() {
-        return Err(format!("cargo metadata: {}", String::from_utf8_lossy(&output.stderr)));
-    }
-    let metadata: Metadata = serde_json::from_slice(&output.stdout).map_err(|e| format!("cargo metadata: {e}"))?;
-    let wrong = faults(&used(metadata), &rules);
+    let wrong = faults(&used(cargo::metadata(&["--all-features", "--locked"])?), &rules);
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
 }
 

@@ -224,7 +224,7 @@ fn last_words() -> Result<Done, String> {
 
 /// Trains under the launchers of ranks that are on the PATH, with `conformance/launchers.sh`. Takes two minutes.
 fn launchers() -> Result<Done, String> {
-    crate::cargo::run(&["build", "--workspace"], &[])?;
+    crate::cargo::run(&["build"], &[])?;
     let text = printed(Command::new("bash").arg("conformance/launchers.sh"))?;
     let items =
         |result: &str| text.lines().filter_map(|line| line.strip_prefix(result)).map(str::trim).collect::<Vec<_>>();

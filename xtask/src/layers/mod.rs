@@ -166,9 +166,7 @@ fn describe(arrows: &modules::Arrows) -> Vec<String> {
 
 /// The packages of the workspace, from cargo's metadata.
 fn packages() -> Result<Vec<Package>, String> {
-    let output = crate::cargo::command().args(["metadata", "--no-deps", "--format-version", "1"]).output();
-    let output = output.map_err(|e| format!("cargo metadata: {e}"))?;
-    let metadata: Value = serde_json::from_slice(&output.stdout).map_err(|e| format!("cargo metadata: {e}"))?;
+    let metadata: Value = crate::cargo::metadata(&["--no-deps"])?;
     let here = std::env::current_dir().map_err(|e| e.to_string())?;
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
